@@ -1,0 +1,190 @@
+#include "cpu/cpu.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+namespace jiffy {
+
+extern "C" {
+thread_local constinit this_cpu_internal::Words jiffy_this_cpu_words
+    __attribute__((tls_model("initial-exec"), used)) = {};
+}
+
+Cpu::Cpu(int cpu_id, RuntimeState& owner_state) : state(&owner_state), id(cpu_id), timers(*this),
+      trace(static_cast<uint16_t>(cpu_id)) {}
+
+void Cpu::raise(Vector vector) {
+  const uint64_t bit = uint64_t{1} << vector;
+  // Release: partner is the acquire exchange in service_interrupts(). seq_cst so that it also
+  // stands before the look at idle_state (partner: the idle loop's store of it).
+  if ((pending.fetch_or(bit, std::memory_order_seq_cst) & bit) != 0) return;
+  if (this_cpu() == this) return;  // seen at the owner's next safe point
+  switch (idle_state.load(std::memory_order_seq_cst)) {
+    case IdleState::kBusy:
+      counters.add_shared(Counter::kIpisSent);
+      machine->send_ipi(*this);
+      break;
+    case IdleState::kPolling:
+      counters.add_shared(Counter::kIpisElided);
+      break;
+    case IdleState::kParked:
+      waiter->unpark(*this);
+      break;
+  }
+}
+
+void Cpu::raise_softirq(Softirq nr) {
+  softirq_pending |= 1u << static_cast<uint32_t>(nr);
+  // In an interrupt the exit path runs it; elsewhere nothing would, before the next interrupt.
+  if (!in_interrupt() && hooks != nullptr) hooks->wake_ksoftirqd(*this);
+}
+
+void Cpu::service_interrupts() {
+  preempt_count_add(kHardirqUnit);
+  // Acquire: partner is the release in raise().
+  uint64_t bits = pending.exchange(0, std::memory_order_acquire);
+  while (bits != 0) {
+    const int vector = std::countr_zero(bits);
+    bits &= bits - 1;
+    const Irq irq = irqs[static_cast<size_t>(vector)];
+    if (irq.handler != nullptr) irq.handler(*this, irq.arg);
+  }
+  preempt_count_sub(kHardirqUnit);
+  if (softirq_pending != 0 && !in_interrupt()) do_softirq();
+}
+
+void Cpu::do_softirq() {
+  constexpr int kMaxRestarts = 10;
+  constexpr int64_t kMaxNs = 2'000'000;
+  // Measured in jiffies, so the 2 ms are rounded up to whole ticks, as in the kernel.
+  const uint64_t limit = static_cast<uint64_t>((kMaxNs + tick_period - 1) / tick_period);
+  const uint64_t start = jiffies();
+  preempt_count_add(kSoftirqUnit);
+  for (int restarts = kMaxRestarts;;) {
+    uint32_t bits = std::exchange(softirq_pending, 0u);
+    counters.add(Counter::kSoftirqRuns);
+    while (bits != 0) {
+      const int nr = std::countr_zero(bits);
+      bits &= bits - 1;
+      const Soft soft = softirqs[static_cast<size_t>(nr)];
+      trace_event(TraceEvent::kSoftirq, static_cast<uint32_t>(nr));
+      if (soft.handler != nullptr) soft.handler(*this, soft.arg);
+    }
+    if (softirq_pending == 0) break;
+    const bool hard = (need.load(std::memory_order_relaxed) & kNeedResched) != 0;
+    if (jiffies() - start >= limit || hard || --restarts == 0) {
+      counters.add(Counter::kSoftirqDeferred);
+      hooks->wake_ksoftirqd(*this);
+      break;
+    }
+  }
+  preempt_count_sub(kSoftirqUnit);
+}
+
+void Cpu::program_oneshot() {
+  const int64_t when = std::min(timers.next_expiry(), hrtick_expiry.load(std::memory_order_relaxed));
+  if (when == oneshot_armed) return;
+  oneshot_armed = when;
+  machine->arm_oneshot(*this, when);
+}
+
+void preempt_enable_slow() {
+  for (;;) {
+    Cpu* cpu = this_cpu();
+    if (cpu->pending.load(std::memory_order_relaxed) != 0) {
+      preempt_disable();
+      cpu->service_interrupts();
+      preempt_enable_no_resched();
+    }
+    if (cpu->need.load(std::memory_order_relaxed) == 0) {
+      if (cpu->pending.load(std::memory_order_relaxed) == 0) return;
+      continue;
+    }
+    if (!cpu->hooks->preempt_point(*cpu)) return;
+    // After a switch this may be another Cpu, and new interrupts may have come.
+    if (!cpu_has_work(*this_cpu())) return;
+  }
+}
+
+void local_bh_enable() {
+  Cpu* cpu = this_cpu();
+  if ((preempt_count() & kSoftirqMask) == 2 * kSoftirqUnit && !in_hardirq() && cpu != nullptr &&
+      cpu->softirq_pending != 0) {
+    // Run them while still counted as serving, so that the end of this region is not a nested one.
+    preempt_count_sub(2 * kSoftirqUnit);
+    preempt_disable();
+    cpu->do_softirq();
+    preempt_enable();
+    return;
+  }
+  if (preempt_count_sub_and_test(2 * kSoftirqUnit) && cpu != nullptr && cpu_has_work(*cpu)) {
+    preempt_enable_slow();
+  }
+}
+
+// --- Timers.
+
+void TimerBase::update_next() {
+  const TimerNode* first = timers_.first();
+  next_expiry_.store(first == nullptr ? kNever : first->expiry, std::memory_order_relaxed);
+}
+
+bool TimerBase::empty() const { return next_expiry() == kNever; }
+
+void TimerBase::arm(TimerNode& timer, int64_t expiry) {
+  lock_.lock();
+  timer.expiry = expiry;
+  timers_.insert(&timer);
+  // Release: partner is the acquire in cancel(), which then takes this base's lock.
+  timer.base.store(this, std::memory_order_release);
+  update_next();
+  lock_.unlock();
+  cpu_.program_oneshot();
+}
+
+bool TimerBase::cancel(TimerNode& timer) {
+  preempt_disable();
+  bool armed = false;
+  // Acquire: partner is the release in arm() and expire().
+  while (TimerBase* base = timer.base.load(std::memory_order_acquire)) {
+    base->lock_.lock();
+    if (timer.base.load(std::memory_order_relaxed) != base) {
+      base->lock_.unlock();
+      continue;
+    }
+    base->timers_.erase(&timer);
+    timer.base.store(nullptr, std::memory_order_relaxed);
+    base->update_next();
+    base->lock_.unlock();
+    armed = true;
+    break;
+  }
+  preempt_enable();
+  return armed;
+}
+
+int TimerBase::expire(int64_t now) {
+  if (next_expiry() > now) return 0;
+  int fired = 0;
+  lock_.lock();
+  while (TimerNode* timer = timers_.first()) {
+    if (timer->expiry > now) break;
+    timers_.erase(timer);
+    const int64_t next = timer->fn(*timer, now);
+    ++fired;
+    if (next != kNever) {
+      timer->expiry = next;
+      timers_.insert(timer);
+    } else {
+      // Release: partner is the acquire in cancel(). The last touch of the node: its owner, who
+      // was woken by fn, may be waiting for this very store to free it.
+      timer->base.store(nullptr, std::memory_order_release);
+    }
+  }
+  update_next();
+  lock_.unlock();
+  return fired;
+}
+
+}  // namespace jiffy

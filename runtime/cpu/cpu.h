@@ -1,0 +1,231 @@
+// The virtual CPU: what a CPU has for its kernel. Interrupts pending, requests to reschedule,
+// guards, soft interrupts, a clock, timers, and how it idles.
+#pragma once
+
+#include <jiffy/counters.h>
+#include <jiffy/histogram.h>
+#include <jiffy/trace.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "cpu/this_cpu.h"
+#include "cpu/timer_base.h"
+#include "fiber/fiber.h"
+#include "machine/clock.h"
+#include "machine/machine.h"
+
+namespace jiffy {
+
+class RunQueue;
+struct RuntimeState;
+
+// The request bits (TIF_NEED_RESCHED and its lazy sister).
+inline constexpr uint32_t kNeedResched = 1;
+inline constexpr uint32_t kNeedReschedLazy = 2;
+
+// Interrupt vectors: bits of Cpu::pending. The lower ones are the machine's.
+enum Vector : uint8_t {
+  kTickVector,
+  kTimerVector,  // the one-shot timer: hrtimers and HRTICK
+  kRescheduleVector,
+  kCallVector,  // stopper work arrived
+  kFirstUserVector = 8,
+  kVectors = 64,
+};
+using InterruptHandler = void (*)(Cpu& cpu, void* arg);
+
+// Soft interrupts, in the kernel's order of priority.
+enum class Softirq : uint8_t {
+  kHi, kTimer, kNetTx, kNetRx, kBlock, kIrqPoll, kTasklet, kSched, kHrtimer, kRcu, kCount,
+};
+using SoftirqHandler = void (*)(Cpu& cpu, void* arg);
+
+// What an idle Cpu is doing, for those who would wake it.
+enum class IdleState : uint32_t {
+  kBusy,     // runs fibers: an interrupt reaches it
+  kPolling,  // spins on its request bits: a store wakes it
+  kParked,   // sleeps in the machine: needs unpark()
+};
+
+// What the rooms above fill in (a lower room never includes a higher one).
+struct CpuHooks {
+  // What a Cpu does from its start to its end.
+  void (*main)(Cpu& cpu);
+  // At an outermost preempt_enable with a request pending: schedules if the mode's rule says so.
+  // Returns whether it did.
+  bool (*preempt_point)(Cpu& cpu);
+  // In the tick interrupt.
+  void (*tick)(Cpu& cpu, int64_t now);
+  // Wakes the Cpu's soft-interrupt thread.
+  void (*wake_ksoftirqd)(Cpu& cpu);
+};
+
+// How an idle Cpu waits. The default polls its own words and then parks in the machine; a ring of
+// completions installs its own. Called by the owner only, but unpark() from anywhere.
+class IdleWaiter {
+ public:
+  virtual ~IdleWaiter() = default;
+  // One round of polling: look for events of one's own. True if something was found.
+  virtual bool poll(Cpu& cpu) = 0;
+  virtual void park(Cpu& cpu, int64_t until) = 0;
+  virtual void unpark(Cpu& cpu) = 0;
+};
+
+// Letters: I immutable after start; P the owner's thread only; R under the lock of its run queue;
+// A atomic.
+class alignas(128) Cpu {
+ public:
+  Cpu(int cpu_id, RuntimeState& owner_state);
+  Cpu(const Cpu&) = delete;
+  Cpu& operator=(const Cpu&) = delete;
+
+  // --- Read at each safe point by the owner.
+
+  // R, read by the owner without the lock. Relaxed: a request that is missed at one safe point is
+  // seen at the next; an idle Cpu is covered by the fence in kick_idle() and its partner in the
+  // idle loop.
+  std::atomic<uint32_t> need{0};
+  // A: interrupts raised and not yet taken. fetch_or (release) by who raises, exchange (acquire)
+  // by who takes: what was written before the raise is visible to the handler.
+  std::atomic<uint64_t> pending{0};
+  Fiber* current = nullptr;  // R; the owner reads it without the lock
+  RunQueue* rq = nullptr;    // I
+  EhGlobals* eh = nullptr;   // P
+  const CpuHooks* hooks = nullptr;  // I
+  RuntimeState* state;       // I
+  Clock clock;               // P
+  const int id;              // I: 0 ... n - 1; not a host CPU number
+
+  // P: soft interrupts raised and not yet run, and whether the thread has been asked.
+  uint32_t softirq_pending = 0;
+
+  // --- Written by others.
+
+  // A: seq_cst, the two halves of a Dekker pattern: the idle loop stores it and then looks for
+  // work; a waker makes work visible and then looks here.
+  alignas(64) std::atomic<IdleState> idle_state{IdleState::kBusy};
+  std::atomic<bool> tick_running{false};  // A: exchange, by who starts or stops the tick
+  // A: this Cpu has had a fiber waiting for a whole tick. Set by its tick, cleared by who pulls.
+  std::atomic<bool> wants_help{false};
+
+  // --- The owner's own.
+
+  alignas(64) Fiber idle;     // the thread's own stack
+  TimerBase timers;
+  IdleWaiter* waiter = nullptr;   // I while it runs
+  Machine* machine = nullptr;     // I
+  void* machine_data = nullptr;   // I: the machine's record of this Cpu
+  Fiber* ksoftirqd = nullptr;     // I
+  Fiber* stack_cache = nullptr;   // P: units of the default size, hottest first
+  int stack_cache_size = 0;       // P
+  int64_t oneshot_armed = kNever; // P
+  std::atomic<int64_t> hrtick_expiry{kNever};  // R; read by the owner
+  int64_t tick_period = 0;        // I: ns
+  uint64_t next_fiber_id = 0;     // P: of the block of ids that it holds
+  uint64_t last_fiber_id = 0;     // P
+
+  struct Irq { InterruptHandler handler = nullptr; void* arg = nullptr; };
+  struct Soft { SoftirqHandler handler = nullptr; void* arg = nullptr; };
+  std::array<Irq, kVectors> irqs{};  // written by the owner or before start
+  std::array<Soft, static_cast<size_t>(Softirq::kCount)> softirqs{};
+
+  Counters counters;                                   // P writes
+  std::array<Histogram, kLatencyKinds> queue_latency;  // P writes
+  TraceRing trace;                                     // P writes
+
+  int64_t now() const { return clock.now(); }
+
+  // By the owner, preemption off: records an event, if tracing is on.
+  void trace_event(TraceEvent event, uint32_t arg0 = 0, uint64_t arg1 = 0, uint64_t arg2 = 0) {
+    if (trace.enabled()) [[unlikely]] {
+      trace.emit(static_cast<uint64_t>(now()), event, arg0, arg1, arg2);
+    }
+  }
+  uint64_t jiffies() const { return static_cast<uint64_t>(now() / tick_period); }
+
+  // Raises `vector` here, from any context: sets the bit and, where the Cpu would not see it by
+  // itself soon, interrupts or unparks it. Raising a vector that is pending is a no-op.
+  void raise(Vector vector);
+
+  // By the owner in any context, preemption off. From outside interrupts the thread is woken.
+  void raise_softirq(Softirq nr);
+
+  // By the owner, interrupts enabled and not in one: takes what is pending, then runs soft
+  // interrupts. Does not reschedule.
+  void service_interrupts();
+
+  // Runs pending soft interrupts within the kernel's limits: 2 ms in jiffies, 10 rounds, no hard
+  // request pending; what is left goes to the thread. Not nested.
+  void do_softirq();
+
+  // By the owner: arms the machine's one-shot timer for the earliest of timers and HRTICK.
+  void program_oneshot();
+};
+
+void preempt_enable_slow();
+
+// --- Guards. All of them nest, and cost one instruction to enter.
+
+inline void preempt_disable() { preempt_count_add(kPreemptUnit); }
+
+inline bool cpu_has_work(const Cpu& cpu) {
+  return cpu.need.load(std::memory_order_relaxed) != 0 ||
+         cpu.pending.load(std::memory_order_relaxed) != 0;
+}
+
+// The outermost one is a safe point: pending interrupts are taken and, by the rule of the mode,
+// the fiber may be preempted here.
+inline void preempt_enable() {
+  if (preempt_count_sub_and_test(kPreemptUnit)) {
+    const Cpu* cpu = this_cpu();
+    if (cpu != nullptr && cpu_has_work(*cpu)) [[unlikely]] {
+      preempt_enable_slow();
+    }
+  }
+}
+
+inline void preempt_enable_no_resched() { preempt_count_sub(kPreemptUnit); }
+
+class PreemptGuard {
+ public:
+  PreemptGuard() { preempt_disable(); }
+  ~PreemptGuard() { preempt_enable(); }
+  PreemptGuard(const PreemptGuard&) = delete;
+  PreemptGuard& operator=(const PreemptGuard&) = delete;
+};
+
+// Interrupts off, softly: what arrives is marked and taken at the outermost enable.
+inline void local_irq_disable() { preempt_count_add(kIrqOffUnit); }
+inline void local_irq_enable() {
+  if (preempt_count_sub_and_test(kIrqOffUnit)) {
+    const Cpu* cpu = this_cpu();
+    if (cpu != nullptr && cpu_has_work(*cpu)) preempt_enable_slow();
+  }
+}
+
+// Soft interrupts off on this Cpu; the outermost enable runs what was raised meanwhile.
+inline void local_bh_disable() { preempt_count_add(2 * kSoftirqUnit); }
+void local_bh_enable();
+
+// A spin lock whose holder cannot be switched out.
+class SpinLock {
+ public:
+  void lock() {
+    preempt_disable();
+    raw_.lock();
+  }
+  void unlock() {
+    raw_.unlock();
+    preempt_enable();
+  }
+  // For callers that hold preemption off by themselves.
+  RawSpinLock& raw() { return raw_; }
+  const RawSpinLock& raw() const { return raw_; }
+
+ private:
+  RawSpinLock raw_;
+};
+
+}  // namespace jiffy

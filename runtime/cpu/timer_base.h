@@ -1,0 +1,61 @@
+// The timers of one Cpu: what the kernel calls its hrtimer base.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include <jiffy/detail/spinlock.h>
+#include "base/treap.h"
+
+namespace jiffy {
+
+class Cpu;
+class TimerBase;
+
+// One armed callback, owned by the caller. `fn` runs in interrupt context of the Cpu that the
+// timer was armed on, under the base's lock: it must not block, and must not arm or cancel timers.
+// It returns the next expiry, or kNever: a periodic timer re-arms itself so.
+struct TimerNode {
+  TreapNode tree;
+  int64_t expiry = 0;
+  int64_t (*fn)(TimerNode& timer, int64_t now) = nullptr;
+  std::atomic<TimerBase*> base{nullptr};  // null when not armed; changed under the base's lock
+};
+
+struct TimerTraits {
+  static TreapNode* node(TimerNode* t) { return &t->tree; }
+  static TimerNode* item(TreapNode* n) { return reinterpret_cast<TimerNode*>(n); }
+  static bool less(const TimerNode& a, const TimerNode& b) { return a.expiry < b.expiry; }
+  static bool summarize(TimerNode&, const TimerNode*, const TimerNode*) { return false; }
+};
+
+// Lock order: a base's lock is taken before run-queue locks, never after. Armed by the owning Cpu
+// (preemption off), cancelled from anywhere.
+class TimerBase {
+ public:
+  explicit TimerBase(Cpu& cpu) : cpu_(cpu) {}
+
+  // By the owner, preemption off.
+  void arm(TimerNode& timer, int64_t expiry);
+  // Any context. After it returns the callback is not running and will not. True if it was armed.
+  static bool cancel(TimerNode& timer);
+
+  // By the owner, in interrupt context or idle: runs what has expired; returns how many.
+  int expire(int64_t now);
+
+  // The earliest expiry, kNever for none. A racy look for other Cpus, exact for the owner.
+  int64_t next_expiry() const { return next_expiry_.load(std::memory_order_relaxed); }
+  bool empty() const;
+
+ private:
+  void update_next();
+
+  Cpu& cpu_;
+  RawSpinLock lock_;
+  Treap<TimerNode, TimerTraits> timers_;  // under lock_
+  // Written under lock_; read without it. No partner: a stale value delays nothing, since whoever
+  // makes it earlier is the owner itself.
+  std::atomic<int64_t> next_expiry_{INT64_MAX};
+};
+
+}  // namespace jiffy

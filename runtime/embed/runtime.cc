@@ -1,0 +1,242 @@
+// The public Runtime: bringing the rooms up in order, and taking them down again.
+#include <jiffy/runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "machine/host/host_machine.h"
+#include "sched/runtime_state.h"
+#include "sched/service.h"
+#include "sync/offload_pool.h"
+#include "work/work_state.h"
+
+namespace jiffy {
+
+namespace {
+
+Status check_options(const Options& o) {
+  if (o.hz != 100 && o.hz != 250 && o.hz != 1000) {
+    return Status::error("hz is " + std::to_string(o.hz) + ": allowed are 100, 250 and 1000");
+  }
+  if (o.cpus < 0) return Status::error("cpus is negative: 0 means as many as allowed");
+  if (o.stack_size < 4096) {
+    return Status::error("stack_size is " + std::to_string(o.stack_size) + ": at least 4096 bytes");
+  }
+  if (o.trace_records > kMaxTraceCapacity) {
+    return Status::error("trace_records is " + std::to_string(o.trace_records) + ": at most " +
+                         std::to_string(kMaxTraceCapacity));
+  }
+  return Status();
+}
+
+// Runs on each Cpu once the runtime drains: an exit on this Cpu before the interrupt is in the
+// counts, one after it sees the flag.
+void on_drain_interrupt(Cpu& cpu, void*) {
+  RuntimeState& state = *cpu.state;
+  state.drain_lock.lock();
+  ++state.drain_acks;
+  if (state.drain_waiter != nullptr) (void)state.drain_waiter->wake();
+  state.drain_lock.unlock();
+}
+
+int64_t live_fibers(const RuntimeState& state) {
+  int64_t live = 0;
+  const auto sum = [&](const Counters& c) {
+    live += static_cast<int64_t>(c.get(Counter::kSpawns)) -
+            static_cast<int64_t>(c.get(Counter::kExits));
+  };
+  for (const auto& unit : state.units) sum(unit->cpu.counters);
+  sum(state.foreign_counters);
+  return live;
+}
+
+// The fibers that belong to the runtime itself and end later.
+int64_t service_fibers(const RuntimeState& state) {
+  return 2 * static_cast<int64_t>(state.units.size()) + 1 + live_workers(state);
+}
+
+void report_stragglers(const RuntimeState& state) {
+  std::fprintf(stderr, "jiffy: shutdown still waits for fibers that have not ended:\n%s",
+               dump_fibers(state).c_str());
+}
+
+// Step 2 of the shutdown.
+void wait_for_fibers(RuntimeState& state) {
+  Waiter waiter;
+  preempt_disable();
+  state.drain_lock.lock();
+  state.drain_acks = 0;
+  state.drain_waiter = &waiter;
+  state.drain_lock.unlock();
+  preempt_enable();
+  state.draining.store(true, std::memory_order_seq_cst);
+  for (Cpu* cpu : state.cpus) cpu->raise(kCallVector);
+  const int cpus = static_cast<int>(state.cpus.size());
+  constexpr int64_t kReportNs = 10'000'000'000;
+  for (;;) {
+    preempt_disable();
+    state.drain_lock.lock();
+    waiter.prepare();
+    const bool over = state.drain_acks == cpus && live_fibers(state) <= service_fibers(state);
+    if (over) state.drain_waiter = nullptr;
+    state.drain_lock.unlock();
+    preempt_enable();
+    if (over) {
+      waiter.cancel();
+      return;
+    }
+    if (!waiter.block(clock_now(state) + kReportNs)) report_stragglers(state);
+  }
+}
+
+// Pid 1: it does, from within, what must be done in order at the end.
+void init_main(void* block) {
+  RuntimeState& state = **static_cast<RuntimeState**>(block);
+  state.stop_requested.acquire();
+  wait_for_fibers(state);
+  destroy_work_state(state);
+  stop_service_fibers(state);
+  join_service_fibers(state);
+}
+
+Status spawn_init(RuntimeState& state) {
+  SpawnOptions options;
+  options.name = "init";
+  options.migratable = true;
+  options.kernel_mode = true;
+  options.kind = LatencyKind::kOther;
+  void* block = nullptr;
+  Status status = detail::spawn_prepare(state, {sizeof(void*), alignof(void*), &options},
+                                        &state.init, &block);
+  if (!status.ok()) return status;
+  *static_cast<RuntimeState**>(block) = &state;
+  detail::spawn_start(*state.init, init_main, nullptr);
+  return status;
+}
+
+void stop_cpus(RuntimeState& state) {
+  // seq_cst: partner is the idle loop, which announces that it parks and then looks here.
+  state.stop_cpus.store(true, std::memory_order_seq_cst);
+  for (Cpu* cpu : state.cpus) {
+    if (cpu->idle_state.load(std::memory_order_seq_cst) == IdleState::kParked) {
+      cpu->waiter->unpark(*cpu);
+    }
+  }
+  state.machine->stop();
+}
+
+void take_down(RuntimeState& state) {
+  state.offload.reset();
+  for (auto& unit : state.units) context_destroy(unit->cpu.idle.context);
+  state.last_counters = CounterSnapshot();
+  for (auto& unit : state.units) state.last_counters += unit->cpu.counters.snapshot();
+  state.units.clear();
+  state.cpus.clear();
+  state.other_stacks.clear();
+  state.stacks.reset();
+  state.draining.store(false, std::memory_order_relaxed);
+  state.stop_cpus.store(false, std::memory_order_relaxed);
+}
+
+Status make_cpus(RuntimeState& state, int count) {
+  const Options& o = state.options;
+  const uint64_t slice = base_slice_ns(count);
+  for (int i = 0; i < count; ++i) {
+    auto unit = std::make_unique<CpuUnit>(i, state);
+    Cpu& cpu = unit->cpu;
+    cpu.machine = state.machine.get();
+    cpu.clock = state.machine->make_clock();
+    cpu.tick_period = 1'000'000'000 / o.hz;
+    cpu.current = &cpu.idle;
+    cpu.idle.is_idle = true;
+    cpu.idle.sched_class = SchedClass::kIdle;
+    cpu.idle.state.store(FiberState::kRunning, std::memory_order_relaxed);
+    cpu.idle.cpu.store(&cpu, std::memory_order_relaxed);
+    unit->rq.fair().configure(o.features, slice, cpu.tick_period);
+    sched_init_cpu(cpu);
+    cpu.irqs[kCallVector].handler = on_drain_interrupt;
+    if (o.trace_records != 0 && !cpu.trace.enable(o.trace_records)) {
+      return Status::error("no memory for a trace of " + std::to_string(o.trace_records) +
+                           " records a Cpu");
+    }
+    state.cpus.push_back(&cpu);
+    state.units.push_back(std::move(unit));
+  }
+  return Status();
+}
+
+}  // namespace
+
+RuntimeState::RuntimeState(Options o) : options(std::move(o)), mode(options.preemption) {}
+RuntimeState::~RuntimeState() = default;
+
+Runtime::Runtime(Options options) : state_(std::make_unique<RuntimeState>(std::move(options))) {
+}
+
+Runtime::~Runtime() { stop(); }
+
+bool Runtime::started() const { return !state_->units.empty(); }
+
+Status Runtime::start() {
+  RuntimeState& state = *state_;
+  if (started()) return Status::error("the runtime has been started already");
+  if (Status status = check_options(state.options); !status.ok()) return status;
+  state.machine =
+      state.options.machine != nullptr ? state.options.machine : std::make_shared<HostMachine>();
+  int count = 0;
+  if (Status status = state.machine->choose_cpus(state.options, &count); !status.ok()) {
+    return status;
+  }
+  state.clock = state.machine->make_clock();
+  state.stacks = std::make_unique<StackPool>(
+      state.options.stack_size,
+      state.options.force_mprotect_guards ? GuardMethod::kMprotect : GuardMethod::kAuto);
+  Status status = make_cpus(state, count);
+  if (status.ok()) status = state.machine->start(state.options, state.cpus.data(), count);
+  if (!status.ok()) {
+    take_down(state);
+    return status;
+  }
+  state.offload = std::make_unique<OffloadPool>();
+  state.accept_spawns.store(true, std::memory_order_relaxed);
+  status = start_service_fibers(state);
+  if (status.ok()) status = create_work_state(state);
+  if (status.ok()) status = spawn_init(state);
+  if (!status.ok()) {
+    // Without init there is nobody to end the others in order.
+    std::fprintf(stderr, "jiffy: %s\n", status.message().c_str());
+    std::abort();
+  }
+  return Status();
+}
+
+void Runtime::stop() {
+  RuntimeState& state = *state_;
+  if (!started()) return;
+  state.accept_spawns.store(false, std::memory_order_relaxed);
+  state.stop_requested.release();
+  (void)detail::wait_done(*state.init, Until());
+  detail::release(*std::exchange(state.init, nullptr));
+  stop_cpus(state);
+  take_down(state);
+}
+
+void Runtime::start_or_die() {
+  if (started()) return;
+  if (const Status status = start(); !status.ok()) {
+    std::fprintf(stderr, "jiffy: cannot start the runtime: %s\n", status.message().c_str());
+    std::abort();
+  }
+}
+
+int Runtime::cpus() const { return static_cast<int>(state_->cpus.size()); }
+
+const Options& Runtime::options() const { return state_->options; }
+
+void Runtime::set_preemption(Preemption mode) {
+  state_->mode.store(mode, std::memory_order_relaxed);
+}
+
+Preemption Runtime::preemption() const { return state_->mode.load(std::memory_order_relaxed); }
+
+}  // namespace jiffy

@@ -1,0 +1,52 @@
+// A context of execution: a stack and where it stopped, with what must travel with it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace jiffy {
+
+// The C++ runtime's per-thread record of exceptions in flight (the Itanium ABI fixes its layout).
+// It must belong to the context: two fibers that switch away inside their catch blocks would
+// otherwise rethrow each other's exception. Boost.Context saves it since 1.88, but only in its
+// fiber and callcc classes; we use the raw jump, so no release of it does this twice.
+struct EhGlobals {
+  void* caught_exceptions = nullptr;
+  unsigned int uncaught_exceptions = 0;
+};
+
+// The record of the calling thread. Its address is constant for the life of the thread.
+EhGlobals* thread_eh_globals();
+
+// Not thread safe: a context is switched from and to under its scheduler's rules, and it may be
+// resumed only once the other side, on its way out of context_switch(), stored where it stopped.
+struct Context {
+  void* fctx = nullptr;  // where it stopped; null while it runs
+  EhGlobals eh;
+  void* stack_bottom = nullptr;  // lowest usable address; null for a thread's own stack
+  size_t stack_size = 0;
+  void (*entry)(Context* previous) = nullptr;  // what it runs first
+  Context* target = nullptr;                   // whom it switched to last
+  void* asan_fake_stack = nullptr;
+  void* tsan_fiber = nullptr;
+};
+
+// Prepares `context` to run entry(previous context) on its stack, whose initial stack pointer is
+// `stack_pointer` (within [stack_bottom, stack_bottom + stack_size]). `entry` never returns.
+void context_init(Context& context, void* stack_pointer, void (*entry)(Context* previous));
+
+// Makes `context` stand for the calling thread's own stack.
+void context_init_thread(Context& context);
+
+// Frees what the sanitizers keep for a context that will not run again.
+void context_destroy(Context& context);
+
+// Saves the running context into `from` and resumes `to`. `eh` is thread_eh_globals() of this
+// thread. `from_dies` says that `from` will never be resumed. Returns when somebody switches back,
+// perhaps on another thread, with the context that did so; from->fctx of that one is stored.
+//
+// Floating point: the control bits of MXCSR and the x87 control word belong to the context; the
+// sticky exception flags do not survive a switch.
+Context* context_switch(Context& from, Context& to, EhGlobals* eh, bool from_dies);
+
+}  // namespace jiffy

@@ -1,0 +1,182 @@
+#include "fiber/stack_pool.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#endif
+
+namespace jiffy {
+
+namespace {
+
+constexpr uint32_t kUnitsPerSlab = 64;
+constexpr size_t kColourStep = 128;  // two cache lines: the adjacent-line prefetcher fetches pairs
+constexpr size_t kColours = 8;
+// Room above the requested stack for the fiber, its colour and the closure it runs. One page, so
+// that a fiber that parks early touches no more than that page.
+constexpr size_t kTopRoom = 4096;
+static_assert(sizeof(Fiber) + kColours * kColourStep + 1024 <= kTopRoom);
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+long max_map_count() {
+  long value = -1;
+  if (std::FILE* f = std::fopen("/proc/sys/vm/max_map_count", "re")) {
+    if (std::fscanf(f, "%ld", &value) != 1) value = -1;
+    std::fclose(f);
+  }
+  return value;
+}
+
+}  // namespace
+
+Fiber* StackSlab::fiber_at(uint32_t i) const {
+  const size_t colour = (i % kColours) * kColourStep;
+  const size_t size = round_up(sizeof(Fiber), 64);
+  return reinterpret_cast<Fiber*>(base + (i + 1) * unit_size - colour - size);
+}
+
+StackPool::StackPool(size_t stack_size, GuardMethod guard)
+    : page_size_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+      stack_size_(stack_size),
+      guard_(guard) {
+  unit_size_ = page_size_ + round_up(stack_size, page_size_) + round_up(kTopRoom, page_size_);
+}
+
+StackPool::~StackPool() {
+  for (auto& slab : slabs_) {
+    for (uint32_t i = 0; i < slab->count; ++i) {
+      Fiber* fiber = slab->fiber_at(i);
+      context_destroy(fiber->context);
+      fiber->~Fiber();
+    }
+    // Sanitizers remember poison by address: the next mapping here must start clean.
+    ASAN_UNPOISON_MEMORY_REGION(slab->base, slab->unit_size * slab->count);
+    munmap(slab->base, slab->unit_size * slab->count);
+  }
+}
+
+Status StackPool::allocate(Fiber** out, int wanted, int* got) {
+  *got = 0;
+  lock_.lock();
+  if (fail_next_ > 0) {
+    --fail_next_;
+    lock_.unlock();
+    return guard_error(ENOMEM);
+  }
+  if (free_ == nullptr) {
+    if (Status status = add_slab(); !status.ok()) {
+      lock_.unlock();
+      return status;
+    }
+  }
+  while (*got < wanted && free_ != nullptr) {
+    out[(*got)++] = free_;
+    free_ = free_->next_free;
+  }
+  in_use_ += static_cast<size_t>(*got);
+  lock_.unlock();
+  return Status();
+}
+
+void StackPool::release(Fiber** units, int count) {
+  lock_.lock();
+  for (int i = 0; i < count; ++i) {
+    units[i]->next_free = free_;
+    free_ = units[i];
+  }
+  in_use_ -= static_cast<size_t>(count);
+  lock_.unlock();
+}
+
+Status StackPool::add_slab() {
+  const size_t bytes = unit_size_ * kUnitsPerSlab;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  if (memory == MAP_FAILED) return guard_error(errno);
+  // A huge page would make one parked fiber cost 2 MiB. Old kernels may lack the call; then it is
+  // the administrator's setting that counts.
+  (void)madvise(memory, bytes, MADV_NOHUGEPAGE);
+  char* base = static_cast<char*>(memory);
+  for (uint32_t i = 0; i < kUnitsPerSlab; ++i) {
+    char* guard = base + i * unit_size_;
+    if (guard_ == GuardMethod::kAuto || guard_ == GuardMethod::kMadvise) {
+      if (madvise(guard, page_size_, MADV_GUARD_INSTALL) == 0) {
+        guard_ = GuardMethod::kMadvise;
+        continue;
+      }
+      if (guard_ == GuardMethod::kMadvise) {
+        const int error = errno;
+        munmap(memory, bytes);
+        return guard_error(error);
+      }
+      guard_ = GuardMethod::kMprotect;
+    }
+    if (mprotect(guard, page_size_, PROT_NONE) != 0) {
+      const int error = errno;
+      munmap(memory, bytes);
+      return guard_error(error);
+    }
+  }
+  auto slab = std::make_unique<StackSlab>(StackSlab{this, base, unit_size_, kUnitsPerSlab});
+  for (uint32_t i = kUnitsPerSlab; i-- > 0;) {
+    char* unit = base + i * unit_size_;
+    Fiber* fiber = new (slab->fiber_at(i)) Fiber;
+    fiber->slab = slab.get();
+    fiber->context.stack_bottom = unit + page_size_;
+    fiber->context.stack_size =
+        static_cast<size_t>(reinterpret_cast<char*>(fiber) - (unit + page_size_));
+    fiber->block_limit = fiber;
+    fiber->next_free = free_;
+    free_ = fiber;
+  }
+  slabs_.push_back(std::move(slab));
+  return Status();
+}
+
+Status StackPool::guard_error(int error) const {
+  const size_t stacks = slabs_.size() * kUnitsPerSlab;
+  char text[512];
+  if (error == ENOMEM && guard_ == GuardMethod::kMprotect) {
+    std::snprintf(text, sizeof text,
+                  "cannot map another slab of fiber stacks: each stack guarded by mprotect takes "
+                  "two mappings, %zu stacks exist and vm.max_map_count is %ld. Raise it (sysctl "
+                  "vm.max_map_count=...), or run Linux 6.13 or later, whose guards take none.",
+                  stacks, max_map_count());
+  } else {
+    std::snprintf(text, sizeof text,
+                  "cannot map another slab of fiber stacks (%u of %zu bytes each; %zu stacks "
+                  "exist): %s. Free memory, use a smaller stack_size, or look at ulimit -v and "
+                  "vm.overcommit_memory.",
+                  kUnitsPerSlab, unit_size_, stacks, std::strerror(error));
+  }
+  return Status::error(text);
+}
+
+size_t stack_high_water(const Fiber& fiber) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t bottom = reinterpret_cast<uintptr_t>(fiber.context.stack_bottom);
+  const uintptr_t top = bottom + fiber.context.stack_size;
+  const size_t pages = (top - bottom + page - 1) / page;
+  std::vector<unsigned char> resident(pages);
+  if (mincore(fiber.context.stack_bottom, pages * page, resident.data()) != 0) return 0;
+  for (size_t i = 0; i < pages; ++i) {
+    if ((resident[i] & 1) != 0) return top - (bottom + i * page);
+  }
+  return 0;
+}
+
+}  // namespace jiffy

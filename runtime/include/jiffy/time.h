@@ -1,0 +1,51 @@
+// Points in time, and how long a blocking call may wait.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <stop_token>
+#include <utility>
+
+namespace jiffy {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+
+// No deadline.
+inline constexpr TimePoint kForever = TimePoint::max();
+
+// The time of the calling context: the steady clock (CLOCK_MONOTONIC) on the host, virtual time in
+// a simulation. Wall-clock jumps do not touch it; it stands still while the machine is suspended.
+// Any context; does not block.
+TimePoint now();
+
+// What ended a blocking call. When several would, the first of this order is reported: what was
+// waited for is never thrown away.
+enum class WaitResult : uint8_t { kReady, kTimeout, kStopped };
+
+// The end of a wait: a deadline, a stop token, both, or neither. Every blocking call takes one.
+//
+//   queue.pop(Until(now() + 5ms, token))
+struct Until {
+  Until() = default;
+  Until(TimePoint d) : deadline(d) {}                                    // NOLINT: converts
+  Until(std::stop_token s) : stop(std::move(s)) {}                       // NOLINT: converts
+  Until(std::chrono::nanoseconds timeout) : deadline(now() + timeout) {} // NOLINT: converts
+  Until(TimePoint d, std::stop_token s) : deadline(d), stop(std::move(s)) {}
+
+  TimePoint deadline = kForever;
+  std::stop_token stop;
+
+  int64_t deadline_ns() const {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.time_since_epoch())
+        .count();
+  }
+  bool limited() const { return deadline != kForever || stop.stop_possible(); }
+};
+
+// Fibers and plain threads; a fiber lets others run. kReady never comes from a sleep.
+WaitResult sleep_until(const Until& until);
+inline WaitResult sleep_for(std::chrono::nanoseconds duration, std::stop_token stop = {}) {
+  return sleep_until(Until(now() + duration, std::move(stop)));
+}
+
+}  // namespace jiffy

@@ -1,0 +1,211 @@
+#include "machine/host/signals.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+#include "cpu/cpu.h"
+
+namespace jiffy {
+
+namespace {
+
+constexpr size_t kSlots = 1024;
+
+struct Registration {
+  std::mutex mutex;
+  int users = 0;               // under mutex
+  char* arena = nullptr;       // I while users > 0
+  bool taken[kSlots] = {};     // under mutex
+  struct sigaction old_tick = {}, old_resched = {}, old_segv = {}, old_bus = {};
+};
+
+// Process-wide, as signals are.
+Registration& registration() {
+  static Registration instance;
+  return instance;
+}
+
+// The slot of the thread that this handler runs on, or null on a foreign thread.
+SignalSlot* slot_of(const void* stack_address) {
+  char* arena = registration().arena;
+  const auto offset = reinterpret_cast<uintptr_t>(stack_address) - reinterpret_cast<uintptr_t>(arena);
+  if (arena == nullptr || offset >= kSlots * SignalSlot::kSize) return nullptr;
+  return reinterpret_cast<SignalSlot*>(arena + offset / SignalSlot::kSize * SignalSlot::kSize);
+}
+
+// What the process had installed before us, for signals that are not ours.
+void chain(const struct sigaction& old, int signal, siginfo_t* info, void* context) {
+  if ((old.sa_flags & SA_SIGINFO) != 0) {
+    old.sa_sigaction(signal, info, context);
+  } else if (old.sa_handler != SIG_DFL && old.sa_handler != SIG_IGN) {
+    old.sa_handler(signal);
+  }
+}
+
+// Only sets bits: the fiber takes the interrupt at its next safe point.
+void on_timer_signal(int signal, siginfo_t* info, void* context) {
+  const int saved_errno = errno;
+  if (SignalSlot* slot = slot_of(__builtin_frame_address(0)); slot != nullptr && info->si_code == SI_TIMER) {
+    const auto vector = static_cast<uint64_t>(info->si_value.sival_int);
+    // Release: partner is the acquire in Cpu::service_interrupts().
+    slot->cpu->pending.fetch_or(uint64_t{1} << vector, std::memory_order_release);
+  } else {
+    chain(registration().old_tick, signal, info, context);
+  }
+  errno = saved_errno;
+}
+
+// The sender has set the pending bit; the signal brings the thread out of a wait.
+void on_resched_signal(int signal, siginfo_t* info, void* context) {
+  const int saved_errno = errno;
+  if (slot_of(__builtin_frame_address(0)) == nullptr || info->si_code != SI_TKILL) {
+    chain(registration().old_resched, signal, info, context);
+  }
+  errno = saved_errno;
+}
+
+void write_error(const char* text, size_t size) {
+  // Nothing can be done about a failure here.
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, size);
+}
+
+void report_overflow(const Fiber& fiber, int cpu) {
+  char text[512];
+  const int n = std::snprintf(
+      text, sizeof text,
+      "jiffy: stack overflow in fiber '%s' (%llu) on Cpu %d: its stack of %zu bytes is used up. "
+      "Give it more with SpawnOptions::stack_size or Options::stack_size.\n",
+      fiber.name, static_cast<unsigned long long>(fiber.id), cpu, fiber.context.stack_size);
+  write_error(text, n > 0 ? static_cast<size_t>(n) : 0);
+}
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  SignalSlot* slot = slot_of(__builtin_frame_address(0));
+  if (slot != nullptr) {
+    const Fiber* fiber = slot->cpu->current;
+    const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
+    const auto bottom = reinterpret_cast<uintptr_t>(fiber->context.stack_bottom);
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    if (!fiber->is_idle && address < bottom && address >= bottom - page) {
+      report_overflow(*fiber, slot->cpu->id);
+    }
+  }
+  const struct sigaction& old = signal == SIGSEGV ? registration().old_segv : registration().old_bus;
+  if ((old.sa_flags & SA_SIGINFO) != 0 ||
+      (old.sa_handler != SIG_DFL && old.sa_handler != SIG_IGN)) {
+    chain(old, signal, info, context);
+    return;
+  }
+  // The instruction runs again and the fault takes its default course: a core file, if allowed.
+  std::signal(signal, SIG_DFL);
+}
+
+bool install(int signal, void (*handler)(int, siginfo_t*, void*), int flags,
+             struct sigaction* old) {
+  struct sigaction action = {};
+  action.sa_sigaction = handler;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | flags;
+  sigemptyset(&action.sa_mask);
+  sigaddset(&action.sa_mask, tick_signal());
+  sigaddset(&action.sa_mask, kReschedSignal);
+  return sigaction(signal, &action, old) == 0;
+}
+
+// Puts `old` back, unless the application has installed its own meanwhile.
+void restore(int signal, void (*ours)(int, siginfo_t*, void*), const struct sigaction& old) {
+  struct sigaction now = {};
+  if (sigaction(signal, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) != 0 &&
+      now.sa_sigaction == ours) {
+    sigaction(signal, &old, nullptr);
+  }
+}
+
+}  // namespace
+
+int tick_signal() { return SIGRTMIN + 5; }
+
+Status acquire_signals() {
+  Registration& r = registration();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  if (r.users++ > 0) return Status();
+  void* arena = mmap(nullptr, kSlots * SignalSlot::kSize, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (arena == MAP_FAILED) {
+    --r.users;
+    return Status::error(std::string("cannot reserve 64 MiB for signal stacks: ") +
+                         std::strerror(errno) + ". Look at ulimit -v.");
+  }
+  r.arena = static_cast<char*>(arena);
+  if (!install(tick_signal(), on_timer_signal, SA_RESTART, &r.old_tick) ||
+      !install(kReschedSignal, on_resched_signal, SA_RESTART, &r.old_resched) ||
+      !install(SIGSEGV, on_fault, 0, &r.old_segv) || !install(SIGBUS, on_fault, 0, &r.old_bus)) {
+    --r.users;
+    return Status::error(std::string("cannot install signal handlers: ") + std::strerror(errno));
+  }
+  return Status();
+}
+
+void release_signals() {
+  Registration& r = registration();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  if (--r.users > 0) return;
+  restore(tick_signal(), on_timer_signal, r.old_tick);
+  restore(kReschedSignal, on_resched_signal, r.old_resched);
+  restore(SIGSEGV, on_fault, r.old_segv);
+  restore(SIGBUS, on_fault, r.old_bus);
+  munmap(r.arena, kSlots * SignalSlot::kSize);
+  r.arena = nullptr;
+}
+
+Status enter_signal_slot(Cpu& cpu, SignalSlot** out) {
+  Registration& r = registration();
+  SignalSlot* slot = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(r.mutex);
+    for (size_t i = 0; i < kSlots && slot == nullptr; ++i) {
+      if (r.taken[i]) continue;
+      r.taken[i] = true;
+      slot = reinterpret_cast<SignalSlot*>(r.arena + i * SignalSlot::kSize);
+    }
+  }
+  if (slot == nullptr) {
+    return Status::error("more than 1024 Cpus in one process: use fewer Cpus or fewer runtimes");
+  }
+  slot->cpu = &cpu;
+  stack_t stack = {};
+  stack.ss_sp = slot->stack();
+  stack.ss_size = SignalSlot::kStackSize;
+  if (sigaltstack(&stack, &slot->saved) != 0) {
+    return Status::error(std::string("sigaltstack failed: ") + std::strerror(errno));
+  }
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, tick_signal());
+  sigaddset(&set, kReschedSignal);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  *out = slot;
+  return Status();
+}
+
+void leave_signal_slot(SignalSlot* slot) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, tick_signal());
+  sigaddset(&set, kReschedSignal);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  if ((slot->saved.ss_flags & SS_DISABLE) != 0 && slot->saved.ss_sp == nullptr) {
+    slot->saved.ss_size = SignalSlot::kStackSize;  // the kernel checks it even to disable
+  }
+  sigaltstack(&slot->saved, nullptr);
+  Registration& r = registration();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  r.taken[static_cast<size_t>(reinterpret_cast<char*>(slot) - r.arena) / SignalSlot::kSize] = false;
+}
+
+}  // namespace jiffy

@@ -1,0 +1,96 @@
+// The sim: all Cpus in one thread, in virtual time.
+#pragma once
+
+#include <jiffy/sim.h>
+
+#include <map>
+#include <memory>
+#include <queue>
+#include <vector>
+
+#include "fiber/context.h"
+#include "machine/machine.h"
+
+namespace jiffy {
+
+// The loop takes the earliest event and hands control to the Cpu it concerns; that Cpu runs real
+// code, in no time, until it consumes time or parks, and hands control back. So exactly one context
+// runs at any moment, and the order of events is the only source of order.
+class SimMachine final : public Machine {
+ public:
+  explicit SimMachine(const SimOptions& options);
+  ~SimMachine() override;
+
+  bool simulated() const override { return true; }
+  Clock make_clock() override { return Clock::virtual_time(&now_); }
+  Status choose_cpus(const Options& options, int* count) override;
+  Status start(const Options& options, Cpu* const* cpus, int count) override;
+  void stop() override;
+  Status run_until(const std::function<bool()>& done) override;
+  void start_tick(Cpu& cpu) override;
+  void stop_tick(Cpu& cpu) override;
+  void arm_oneshot(Cpu& cpu, int64_t when) override;
+  void send_ipi(Cpu& target) override;
+  void park(Cpu& cpu, int64_t until) override;
+  void unpark(Cpu& cpu) override;
+  int64_t spin_ns() const override { return 0; }
+  void consume(int64_t ns) override;
+
+  void call_at(int64_t when, std::function<void()> fn);
+  int64_t now() const { return now_; }
+
+ private:
+  enum class Kind : uint8_t { kResume, kTick, kOneshot, kIpi, kUnpark, kCall };
+  enum class Waits : uint8_t { kReady, kConsuming, kParked, kEnded };
+
+  struct SimCpu {
+    Cpu* cpu = nullptr;
+    char* stack = nullptr;
+    Context context;         // where the Cpu handed control to the loop
+    Context* resume = nullptr;  // what the loop switches to: `context`, or the idle loop at first
+    uint32_t saved_count = 0;
+    Waits waits = Waits::kReady;
+    // Events of an older generation are void.
+    uint64_t resume_generation = 0;
+    uint64_t tick_generation = 0;
+    uint64_t oneshot_generation = 0;
+  };
+
+  struct Event {
+    int64_t when;
+    uint64_t order;  // breaks ties: by the seed, then by age
+    uint64_t sequence;
+    Kind kind;
+    int cpu;
+    uint64_t generation;
+    bool operator>(const Event& other) const {
+      if (when != other.when) return when > other.when;
+      if (order != other.order) return order > other.order;
+      return sequence > other.sequence;
+    }
+  };
+
+  static void cpu_entry(Context* previous);
+  SimCpu& sim_cpu(Cpu& cpu) { return *static_cast<SimCpu*>(machine_data(cpu)); }
+  static void* machine_data(Cpu& cpu);
+  void post(int64_t when, Kind kind, int cpu, uint64_t generation);
+  void handle(const Event& event);
+  void run_cpu(SimCpu& cpu);
+  // By a Cpu: hands control to the loop until an event resumes it.
+  void wait_in_loop(SimCpu& cpu, Waits waits);
+  void interrupt(SimCpu& cpu);
+
+  const SimOptions options_;
+  int64_t now_ = 0;
+  int64_t tick_period_ = 4'000'000;
+  uint64_t random_;
+  uint64_t sequence_ = 0;
+  std::vector<std::unique_ptr<SimCpu>> cpus_;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::map<uint64_t, std::function<void()>> calls_;
+  Context loop_;
+  EhGlobals* eh_ = nullptr;
+  bool running_ = false;
+};
+
+}  // namespace jiffy

@@ -1,0 +1,122 @@
+#include "sched/placement.h"
+
+#include "sched/runtime_state.h"
+
+namespace jiffy {
+
+namespace {
+
+bool is_idle(const Cpu& cpu) {
+  return cpu.idle_state.load(std::memory_order_relaxed) != IdleState::kBusy &&
+         cpu.rq->nr_running_hint() == 0;
+}
+
+// How many must run or wait on a Cpu before another one takes from it. A lone waiting fiber is
+// left: its spawner is likely to block for it at once, and then it runs there with a warm cache;
+// if it does not, the tick asks for help.
+constexpr int kPullThreshold = 3;
+
+bool has_spare(const Cpu& cpu) {
+  const int threshold = cpu.wants_help.load(std::memory_order_relaxed) ? 2 : kPullThreshold;
+  return cpu.rq->nr_movable_hint() > 0 && cpu.rq->nr_running_hint() >= threshold;
+}
+
+}  // namespace
+
+// The order of the kernel's idle search: the target, the previous Cpu, then the neighbours that
+// share its cache, and the target itself if nobody idles.
+Cpu& select_cpu(RuntimeState& state, const Fiber& fiber) {
+  Cpu& prev = *fiber.cpu.load(std::memory_order_relaxed);
+  const Cpu* me = this_cpu();
+  const bool local = me != nullptr && me->state == &state;
+
+  // The stacking rule: a pinned worker that wakes its client on the Cpu that the client ran on is
+  // about to sleep, so the client is best off behind it.
+  if (local && me == &prev && !in_interrupt() && me->current->kernel_mode &&
+      me->current->pinned_cpu >= 0 && me->rq->nr_running_hint() <= 1 &&
+      fiber_allows_cpu(fiber, prev.id)) {
+    return prev;
+  }
+  // Wake affine: the waker's Cpu if it is idle (an interrupt woke it), else the previous one.
+  Cpu* target = &prev;
+  if (local && is_idle(*me)) target = state.cpus[static_cast<size_t>(me->id)];
+  if (fiber_allows_cpu(fiber, target->id) && is_idle(*target)) return *target;
+  if (&prev != target && fiber_allows_cpu(fiber, prev.id) && is_idle(prev)) return prev;
+
+  const int n = static_cast<int>(state.cpus.size());
+  for (int step = 1; step < n; ++step) {
+    Cpu& cpu = *state.cpus[static_cast<size_t>((target->id + step) % n)];
+    if (fiber_allows_cpu(fiber, cpu.id) && is_idle(cpu)) return cpu;
+  }
+  if (fiber_allows_cpu(fiber, target->id)) return *target;
+  for (Cpu* cpu : state.cpus) {
+    if (fiber_allows_cpu(fiber, cpu->id)) return *cpu;
+  }
+  return *target;
+}
+
+Cpu& select_cpu_for_spawn(RuntimeState& state, const Fiber& fiber) {
+  if (fiber.pinned_cpu >= 0) return *state.cpus[static_cast<size_t>(fiber.pinned_cpu)];
+  const Cpu* me = this_cpu();
+  if (me != nullptr && me->state == &state && fiber_allows_cpu(fiber, me->id)) {
+    return *state.cpus[static_cast<size_t>(me->id)];
+  }
+  Cpu* best = nullptr;
+  for (Cpu* cpu : state.cpus) {
+    if (!fiber_allows_cpu(fiber, cpu->id)) continue;
+    if (best == nullptr || cpu->rq->nr_running_hint() < best->rq->nr_running_hint()) best = cpu;
+  }
+  return *best;
+}
+
+bool others_have_waiting(const Cpu& cpu) {
+  for (const Cpu* other : cpu.state->cpus) {
+    if (other == &cpu) continue;
+    if (has_spare(*other)) return true;
+  }
+  return false;
+}
+
+bool pull_from_others(Cpu& cpu) {
+  RuntimeState& state = *cpu.state;
+  state.balancer_waking.store(false, std::memory_order_relaxed);
+  const int n = static_cast<int>(state.cpus.size());
+  for (int step = 1; step < n; ++step) {
+    Cpu& victim = *state.cpus[static_cast<size_t>((cpu.id + step) % n)];
+    if (!has_spare(victim)) continue;
+    RunQueue& rq = *victim.rq;
+    rq.lock.lock();
+    const int64_t now = rq.has_fair() ? cpu.now() : 0;
+    Fiber* fiber = rq.detach_for(now);
+    // Cleared also when nothing may move: the next tick asks again.
+    victim.wants_help.store(false, std::memory_order_relaxed);
+    if (fiber != nullptr) fiber->state.store(FiberState::kWaking, std::memory_order_relaxed);
+    rq.lock.unlock();
+    if (fiber == nullptr) continue;
+    cpu.rq->lock.lock();
+    fiber->cpu.store(&cpu, std::memory_order_release);
+    fiber->state.store(FiberState::kRunning, std::memory_order_relaxed);
+    cpu.rq->enqueue(*fiber, RunQueue::kMigrated, cpu.now());
+    cpu.rq->lock.unlock();
+    cpu.counters.add(Counter::kSteals);
+    cpu.trace_event(TraceEvent::kMigrate, static_cast<uint32_t>(victim.id), fiber->id,
+                    static_cast<uint64_t>(cpu.id));
+    return true;
+  }
+  return false;
+}
+
+void kick_balancer(RuntimeState& state) {
+  if (state.parked_cpus.load(std::memory_order_relaxed) == 0) return;
+  if (state.balancer_waking.exchange(true, std::memory_order_relaxed)) return;
+  for (Cpu* cpu : state.cpus) {
+    if (cpu->idle_state.load(std::memory_order_seq_cst) == IdleState::kParked) {
+      count_event(state, Counter::kUnparks);
+      cpu->waiter->unpark(*cpu);
+      return;
+    }
+  }
+  state.balancer_waking.store(false, std::memory_order_relaxed);
+}
+
+}  // namespace jiffy

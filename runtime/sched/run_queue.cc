@@ -1,0 +1,343 @@
+#include "sched/run_queue.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "sched/placement.h"
+#include "sched/runtime_state.h"
+
+namespace jiffy {
+
+namespace {
+
+uint32_t weight_for(Policy policy, int nice) {
+  return policy == Policy::kIdle ? kIdlePolicyWeight : weight_of_nice(nice);
+}
+
+constexpr bool is_fair(const Fiber& fiber) { return fiber.sched_class == SchedClass::kFair; }
+
+}  // namespace
+
+// --- The FIFO lists.
+
+void RunQueue::fifo_push(Fiber& fiber, bool front) {
+  const auto priority = fiber.fifo_priority;
+  if (front) {
+    fifo_[priority].push_front(&fiber);
+  } else {
+    fifo_[priority].push_back(&fiber);
+  }
+  fifo_bitmap_[priority / 64] |= uint64_t{1} << (priority % 64);
+}
+
+void RunQueue::fifo_remove(Fiber& fiber) {
+  const auto priority = fiber.fifo_priority;
+  fifo_[priority].remove(&fiber);
+  if (fifo_[priority].empty()) fifo_bitmap_[priority / 64] &= ~(uint64_t{1} << (priority % 64));
+}
+
+Fiber* RunQueue::fifo_first() const {
+  for (int word = 1; word >= 0; --word) {
+    const uint64_t bits = fifo_bitmap_[static_cast<size_t>(word)];
+    if (bits != 0) {
+      return fifo_[static_cast<size_t>(word * 64 + 63 - std::countl_zero(bits))].front();
+    }
+  }
+  return nullptr;
+}
+
+// --- On and off the queue.
+
+// Counts a fiber among those that another Cpu may take while it waits. One with a mask of its own is
+// placed when it wakes, and not pulled.
+void RunQueue::begin_waiting(Fiber& fiber) {
+  if (!fiber_may_move(fiber) || fiber.allowed != nullptr) return;
+  fiber.counted_movable = true;
+  movable_hint_.store(movable_hint_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+void RunQueue::end_waiting(Fiber& fiber) {
+  if (!fiber.counted_movable) return;
+  fiber.counted_movable = false;
+  movable_hint_.store(movable_hint_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+}
+
+void RunQueue::enqueue(Fiber& fiber, unsigned flags, int64_t now) {
+  if (state_.options.latency_stats) fiber.wake_stamp = now != 0 ? now : clock_now(state_);
+  if (is_fair(fiber)) {
+    update_current(now);
+    fair_.enqueue(fiber.fair, flags);
+    if (state_.options.hrtick && fair_.nr_queued() == 2) arm_hrtick(now);
+  } else {
+    ++nr_fifo_;
+    fifo_push(fiber, /*front=*/false);
+  }
+  fiber.on_rq = true;
+  begin_waiting(fiber);
+  publish_hint();
+  start_tick_if_needed();
+}
+
+bool RunQueue::dequeue(Fiber& fiber, bool sleep, int64_t now) {
+  if (is_fair(fiber)) {
+    update_current(now);
+    if (!fair_.dequeue(fiber.fair, sleep)) {
+      cpu_.counters.add(Counter::kDelayedDequeues);
+      publish_hint();
+      return false;
+    }
+  } else {
+    --nr_fifo_;
+    if (fiber.fifo_node.linked()) fifo_remove(fiber);
+  }
+  fiber.on_rq = false;
+  end_waiting(fiber);
+  publish_hint();
+  return true;
+}
+
+void RunQueue::requeue_if_delayed(Fiber& fiber, int64_t now) {
+  if (!is_fair(fiber) || !fiber.fair.delayed) return;
+  update_current(now);
+  fair_.requeue_delayed(fiber.fair);
+  if (&fiber != cpu_.current) begin_waiting(fiber);
+  if (state_.options.latency_stats) fiber.wake_stamp = now;
+  publish_hint();
+  start_tick_if_needed();
+}
+
+void RunQueue::finish_delayed(FairEntity& entity) {
+  fair_.finish_delayed(entity);
+  fiber_of(entity)->on_rq = false;
+}
+
+// The tick serves those who wait; with one fiber alone nothing has to be checked.
+void RunQueue::start_tick_if_needed() {
+  // Relaxed: a stop that races is repaired by the tick's own check under this lock.
+  if (nr_running() > 1 && !cpu_.tick_running.load(std::memory_order_relaxed)) {
+    state_.machine->start_tick(cpu_);
+  }
+}
+
+// --- Requests.
+
+void RunQueue::set_need(uint32_t bit) {
+  cpu_.need.store(cpu_.need.load(std::memory_order_relaxed) | bit, std::memory_order_relaxed);
+}
+
+void RunQueue::request_resched(Moment moment) {
+  Act act = mode_rule(moment, state_.mode.load(std::memory_order_relaxed));
+  const bool idle = cpu_.current->is_idle;
+  if (idle && act == Act::kSetLazy) {
+    // An idle Cpu has nobody to be lazy for.
+    act = Act::kSetHard;
+    count_event(state_, Counter::kLazyUpgradedIdle);
+  }
+  const uint32_t need = cpu_.need.load(std::memory_order_relaxed);
+  if ((need & kNeedResched) != 0) return;
+  if (act == Act::kSetLazy) {
+    if ((need & kNeedReschedLazy) != 0) return;
+    set_need(kNeedReschedLazy);
+    count_event(state_, Counter::kLazyRequests);
+    trace_any(state_, TraceEvent::kLazyRequest, static_cast<uint32_t>(cpu_.id), cpu_.current->id);
+    return;
+  }
+  set_need(kNeedResched);
+  count_event(state_, Counter::kHardRequests);
+  trace_any(state_, TraceEvent::kHardRequest, static_cast<uint32_t>(cpu_.id), cpu_.current->id);
+  if (this_cpu() == &cpu_) return;
+  if (idle) {
+    notify_ = true;
+  } else {
+    cpu_.raise(kRescheduleVector);
+  }
+}
+
+void RunQueue::unlock_and_notify() {
+  const bool notify = notify_;
+  notify_ = false;
+  lock.unlock();
+  if (!notify) return;
+  // The request was stored under the lock; this fence stands between it and the look at the idle
+  // state. Partner: the idle loop stores that it parks, fences, and looks at its requests again.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (cpu_.idle_state.load(std::memory_order_relaxed) == IdleState::kParked) {
+    count_event(state_, Counter::kUnparks);
+    cpu_.waiter->unpark(cpu_);
+  } else {
+    count_event(state_, Counter::kIpisElided);
+  }
+}
+
+void RunQueue::update_current(int64_t now) {
+  if (fair_.update_current(now)) request_resched(Moment::kFairSlice);
+}
+
+void RunQueue::wakeup_preempt(Fiber& wakee, unsigned flags, int64_t now) {
+  Fiber& current = *cpu_.current;
+  if (current.is_idle) return request_resched(Moment::kTargetIdle);
+  if (wakee.sched_class != current.sched_class) {
+    if (wakee.sched_class < current.sched_class) request_resched(Moment::kHigherClass);
+    return;
+  }
+  if (!is_fair(wakee)) {
+    if (wakee.fifo_priority > current.fifo_priority) request_resched(Moment::kHigherClass);
+    return;
+  }
+  if ((cpu_.need.load(std::memory_order_relaxed) & kNeedResched) != 0) return;
+  if (current.policy == Policy::kIdle && wakee.policy != Policy::kIdle) {
+    fair_.cancel_protection();
+    return request_resched(Moment::kFairWakeup);
+  }
+  const bool may_preempt = wakee.policy == Policy::kNormal && (flags & kInitial) == 0;
+  update_current(now);
+  for (;;) {
+    FairEntity* delayed = nullptr;
+    const bool preempts = fair_.wakeup_preempts(wakee.fair, may_preempt, &delayed);
+    if (delayed == nullptr) {
+      if (preempts) request_resched(Moment::kFairWakeup);
+      return;
+    }
+    finish_delayed(*delayed);
+  }
+}
+
+// --- The pick.
+
+Fiber* RunQueue::pick_fair(bool protect) {
+  while (fair_.nr_queued() != 0) {
+    FairEntity* entity = fair_.pick(protect);
+    if (!entity->delayed) return fiber_of(*entity);
+    finish_delayed(*entity);
+  }
+  return nullptr;
+}
+
+Fiber* RunQueue::pick_next(Fiber& prev, SwitchKind kind, int64_t now) {
+  const bool stays = !prev.is_idle && prev.on_rq && !prev.fair.delayed;
+  if (stays) begin_waiting(prev);
+  if (stays && !is_fair(prev)) {
+    // A yielder goes behind its equals, a preempted one stays at their head.
+    fifo_push(prev, /*front=*/kind != SwitchKind::kYield);
+  } else if (kind == SwitchKind::kYield && stays) {
+    fair_.yield_current();
+  }
+  Fiber* next = fifo_first();
+  if (next != nullptr) {
+    fifo_remove(*next);
+    if (is_fair(prev)) fair_.put_prev();
+  } else if (fair_.nr_queued() != 0) {
+    next = pick_fair(/*protect=*/kind != SwitchKind::kYield);
+    if (next != &prev) fair_.put_prev();
+    if (next != nullptr) {
+      fair_.set_next(next->fair, now);
+      if (state_.options.hrtick) arm_hrtick(now);
+    }
+    publish_hint();
+  }
+  if (next == nullptr) return &cpu_.idle;
+  end_waiting(*next);
+  return next;
+}
+
+Fiber* RunQueue::detach_for(int64_t now) {
+  if (nr_movable_hint() == 0) return nullptr;
+  Fiber* found = nullptr;
+  for (auto& list : fifo_) {
+    if (nr_fifo_ == 0 || found != nullptr) break;
+    for (Fiber* f = list.front(); f != nullptr && found == nullptr; f = list.next(f)) {
+      if (f->counted_movable) found = f;
+    }
+  }
+  if (found == nullptr) {
+    FairEntity* e = fair_.find([&](FairEntity& entity) {
+      return fiber_of(entity)->counted_movable && !entity.delayed;
+    });
+    if (e != nullptr) found = fiber_of(*e);
+  }
+  if (found != nullptr) (void)dequeue(*found, /*sleep=*/false, now);
+  return found;
+}
+
+// --- Time.
+
+void RunQueue::tick(int64_t now) {
+  const uint32_t need = cpu_.need.load(std::memory_order_relaxed);
+  const Act entry = mode_rule(Moment::kTickEntry, state_.mode.load(std::memory_order_relaxed));
+  if (entry == Act::kPromote && state_.options.features.promote_lazy &&
+      need == kNeedReschedLazy) {
+    set_need(kNeedResched);
+    cpu_.counters.add(Counter::kPromotions);
+    cpu_.trace_event(TraceEvent::kPromotion, static_cast<uint32_t>(cpu_.id), cpu_.current->id);
+  }
+  update_current(now);
+}
+
+void RunQueue::hrtick(int64_t now) {
+  cpu_.counters.add(Counter::kHrtickFired);
+  (void)fair_.update_current(now);
+  request_resched(Moment::kHrtick);
+}
+
+void RunQueue::arm_hrtick(int64_t now) {
+  constexpr int64_t kMinimumNs = 10'000;
+  if (fair_.nr_queued() - fair_.nr_delayed() < 2 || fair_.current() == nullptr) {
+    cpu_.hrtick_expiry.store(kNever, std::memory_order_relaxed);
+  } else {
+    cpu_.hrtick_expiry.store(now + std::max(kMinimumNs, fair_.current_remaining()),
+                             std::memory_order_relaxed);
+  }
+  if (this_cpu() == &cpu_) {
+    cpu_.program_oneshot();
+  } else {
+    cpu_.raise(kRescheduleVector);  // only the owner programs its timer
+  }
+}
+
+// --- Attributes.
+
+void RunQueue::set_attributes(Fiber& fiber, Policy policy, int nice, int priority,
+                              int64_t slice_ns, int64_t now) {
+  const bool queued = fiber.on_rq;
+  const bool running = &fiber == cpu_.current;
+  const bool was_fair = is_fair(fiber);
+  const bool to_fair = policy != Policy::kFifo;
+  if (queued) update_current(now);
+  if (queued && was_fair && to_fair) {
+    fair_.reweight(fiber.fair, weight_for(policy, nice));
+  } else if (queued) {
+    if (running && !was_fair) {
+      --nr_fifo_;
+    } else {
+      (void)dequeue(fiber, /*sleep=*/false, now);
+    }
+  }
+  fiber.policy = policy;
+  fiber.nice = static_cast<int8_t>(nice);
+  fiber.sched_class = to_fair                     ? SchedClass::kFair
+                      : priority == kStopPriority ? SchedClass::kStop
+                                                  : SchedClass::kFifo;
+  fiber.fifo_priority = static_cast<uint8_t>(priority);
+  if (!(queued && was_fair && to_fair)) fiber.fair.weight = weight_for(policy, nice);
+  fiber.fair.custom_slice = slice_ns != 0;
+  if (slice_ns != 0) fiber.fair.slice = static_cast<uint64_t>(slice_ns);
+  if (!queued) return;
+  if (!(was_fair && to_fair)) {
+    fiber.on_rq = true;
+    if (to_fair) {
+      fair_.enqueue(fiber.fair, 0);
+      if (running) fair_.set_next(fiber.fair, now);
+    } else {
+      ++nr_fifo_;
+      if (!running) fifo_push(fiber, /*front=*/false);
+    }
+    publish_hint();
+  }
+  if (!running) {
+    wakeup_preempt(fiber, 0, now);
+  } else {
+    request_resched(Moment::kHigherClass);  // it may no longer be the one to run
+  }
+}
+
+}  // namespace jiffy

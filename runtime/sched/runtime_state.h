@@ -1,0 +1,107 @@
+// What the rooms of one runtime share. The public Runtime owns it.
+//
+// Letters: I immutable between start and stop; A atomic; L under lock.
+#pragma once
+
+#include <jiffy/options.h>
+#include <jiffy/semaphore.h>
+#include <jiffy/topology.h>
+#include <jiffy/trace.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <jiffy/detail/spinlock.h>
+#include "cpu/cpu.h"
+#include "fiber/stack_pool.h"
+#include "sched/run_queue.h"
+
+namespace jiffy {
+
+class WorkState;
+struct ServiceFibers;
+class OffloadPool;
+
+// A Cpu and what stands on it. Heap allocated, so that its parts keep their addresses.
+struct CpuUnit {
+  CpuUnit(int id, RuntimeState& state) : cpu(id, state), rq(cpu, state) { cpu.rq = &rq; }
+  Cpu cpu;
+  RunQueue rq;
+  ServiceFibers* services = nullptr;  // I: owned
+};
+
+struct RuntimeState {
+  explicit RuntimeState(Options o);
+  ~RuntimeState();
+
+  Options options;                  // I
+  std::shared_ptr<Machine> machine; // I
+  Clock clock;                      // I: for threads that are no Cpu; virtual in the sim
+  std::vector<std::unique_ptr<CpuUnit>> units;  // I
+  std::vector<Cpu*> cpus;           // I: units' Cpus, by id
+  std::unique_ptr<StackPool> stacks;  // I: of the default size
+  int llc_size = 0;                 // I: Cpus that share a cache, for the idle search
+
+  // A, relaxed: the mode may change at any time; each rule is asked with the mode of its moment.
+  std::atomic<Preemption> mode;
+  // A: set once, before an interrupt to each Cpu: after that interrupt each exit sees it.
+  std::atomic<bool> draining{false};
+  RawSpinLock drain_lock;
+  Waiter* drain_waiter = nullptr;  // L: drain_lock. Told of each exit while draining
+  std::atomic<bool> stop_cpus{false};      // A, seq_cst; partner: the idle loop
+  std::atomic<bool> accept_spawns{false};  // A, relaxed
+  std::atomic<uint64_t> next_fiber_id{1};  // A: handed to the Cpus in blocks
+  // A: a Cpu has been unparked to look for work to pull, and has not looked yet. Keeps a burst of
+  // spawns from waking each idle Cpu.
+  std::atomic<bool> balancer_waking{false};
+  std::atomic<int> parked_cpus{0};  // A: how many park or are about to
+
+  Counters foreign_counters;        // add_shared only
+  ForeignTraceRing foreign_trace;
+
+  // Stack pools of other sizes. L: pools_lock.
+  RawSpinLock pools_lock;
+  std::vector<std::unique_ptr<StackPool>> other_stacks;
+
+  int drain_acks = 0;              // L: drain_lock. Cpus that have seen `draining`
+
+  Semaphore stop_requested{0};           // what init waits for
+  Fiber* init = nullptr;                 // I
+  std::unique_ptr<OffloadPool> offload;  // I
+  WorkState* work = nullptr;             // I: the worker pools; owned by the room work/
+  CounterSnapshot last_counters;         // what a stopped runtime had counted
+};
+
+// All fibers, one a line; see Runtime::dump().
+std::string dump_fibers(const RuntimeState& state);
+
+// The clock for whoever asks: the calling Cpu's, or the runtime's.
+inline int64_t clock_now(const RuntimeState& state) {
+  const Cpu* cpu = this_cpu();
+  return cpu != nullptr ? cpu->now() : state.clock.now();
+}
+
+// Counts an event on the calling Cpu, or among those of foreign threads.
+inline void count_event(RuntimeState& state, Counter counter, uint64_t n = 1) {
+  Cpu* cpu = this_cpu();
+  if (cpu != nullptr) {
+    cpu->counters.add(counter, n);
+  } else {
+    state.foreign_counters.add_shared(counter, n);
+  }
+}
+
+inline void trace_any(RuntimeState& state, TraceEvent event, uint32_t arg0, uint64_t arg1 = 0,
+                      uint64_t arg2 = 0) {
+  Cpu* cpu = this_cpu();
+  if (cpu != nullptr) {
+    cpu->trace_event(event, arg0, arg1, arg2);
+  } else if (state.foreign_trace.enabled()) {
+    state.foreign_trace.emit(static_cast<uint64_t>(state.clock.now()), event, arg0, arg1, arg2);
+  }
+}
+
+}  // namespace jiffy

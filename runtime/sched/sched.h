@@ -1,0 +1,65 @@
+// The scheduler proper, for the rooms above: schedule(), wakeups, spawning, the idle loop.
+#pragma once
+
+#include <jiffy/detail/waiter.h>
+#include <jiffy/fiber.h>
+#include <jiffy/options.h>
+#include <jiffy/status.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/cpu.h"
+#include "fiber/fiber.h"
+#include "sched/run_queue.h"
+
+namespace jiffy {
+
+struct RuntimeState;
+
+// The running fiber; null on a plain thread and in the idle loop.
+inline Fiber* current_fiber() {
+  Cpu* cpu = this_cpu();
+  return cpu == nullptr || cpu->current->is_idle ? nullptr : cpu->current;
+}
+
+// --- Switching. By a fiber.
+
+// With preemption off once, by the owner: changes fibers, if there is a better one. Returns when
+// the caller runs again, perhaps on another Cpu.
+void schedule_locked_out(SwitchKind kind);
+
+// Gives up the Cpu. The caller has set its state to kSleeping (under the lock of what it waits for)
+// and returns when somebody woke it; if that happened already, at once. Preemption is on at the
+// call. Not in interrupts.
+void schedule();
+// The end of a fiber: wakes its joiners, never returns. Defined by the room sync, where joining is.
+[[noreturn]] void fiber_exit();
+
+// --- Waking. Any context.
+
+// Wakes `fiber` if it sleeps. True if this call did so. The caller keeps the fiber alive by what
+// it waits on: it holds that lock, or the timer base's.
+bool try_to_wake_up(Fiber& fiber);
+
+// --- Attributes. Any context but interrupts.
+
+// What is wrong with them, naming the range.
+Status check_spawn_options(const RuntimeState& state, const SpawnOptions& options);
+
+void fiber_set_attributes(Fiber& fiber, Policy policy, int nice, int priority, int64_t slice_ns);
+
+// Lifts a pinned fiber into the class of stoppers, above FIFO.
+void fiber_make_stopper(Fiber& fiber);
+
+// --- A Cpu's life. cpu_main() is what its thread runs.
+
+void cpu_main(Cpu& cpu);
+void sched_init_cpu(Cpu& cpu);
+extern const CpuHooks kSchedHooks;
+
+// Runs fn(arg) on `cpu` in its stopper fiber, the highest class, and waits for it.
+void stop_one_cpu(Cpu& cpu, void (*fn)(void* arg), void* arg);
+
+}  // namespace jiffy

@@ -1,0 +1,261 @@
+// schedule(): the one place where a Cpu changes fibers, and the points that lead there.
+#include <cassert>
+#include <cstdio>
+#include <cstdlib>
+
+#include "sched/placement.h"
+#include "sched/runtime_state.h"
+#include "sched/sched.h"
+
+namespace jiffy {
+
+namespace {
+
+[[noreturn]] void scheduling_while_atomic(const Fiber& fiber, uint32_t count) {
+  std::fprintf(stderr,
+               "jiffy: fiber '%s' (%llu) on Cpu %d would sleep where it may not (count %#x: "
+               "preempt_disable, a spin lock or an interrupt). Rule: nothing blocks there.\n",
+               fiber.name, static_cast<unsigned long long>(fiber.id),
+               fiber.cpu.load(std::memory_order_relaxed)->id, count);
+  std::abort();
+}
+
+SwitchReason reason_of(SwitchKind kind, uint32_t need, const Fiber& prev) {
+  if (prev.is_idle) return SwitchReason::kIdle;
+  switch (kind) {
+    case SwitchKind::kBlock:
+      return SwitchReason::kBlock;
+    case SwitchKind::kYield:
+      return SwitchReason::kYield;
+    case SwitchKind::kExit:
+      return SwitchReason::kExit;
+    case SwitchKind::kPreempt:
+      return (need & kNeedResched) != 0 ? SwitchReason::kPreemptHard : SwitchReason::kPreemptLazy;
+  }
+  return SwitchReason::kBlock;
+}
+
+// runqlat's stamps: the time from becoming runnable, or from being preempted, to running.
+[[gnu::noinline]] void account_latency(Cpu& cpu, Fiber& prev, Fiber& next, int64_t now) {
+  if (!prev.is_idle && prev.on_rq && !prev.fair.delayed) prev.wake_stamp = now;
+  if (!next.is_idle && next.wake_stamp != 0) {
+    const int64_t waited = now > next.wake_stamp ? now - next.wake_stamp : 0;
+    cpu.queue_latency[static_cast<size_t>(next.kind)].record(static_cast<uint64_t>(waited));
+    next.wake_stamp = 0;
+  }
+}
+
+// Runs in the context switched to: the lock that the previous one took is released here, when its
+// registers are stored and it may be resumed elsewhere.
+void finish_switch(Context* previous) {
+  Fiber* prev = fiber_of(previous);
+  Cpu* cpu = this_cpu();
+  if (prev->state.load(std::memory_order_relaxed) != FiberState::kDead) [[likely]] {
+    cpu->rq->unlock_and_notify();
+    return;
+  }
+  const bool reap = prev->reap_at_exit;
+  // Release: partner is the acquire in detail::wait_done(). Unless it is ours to free, `prev` must
+  // not be touched after it.
+  prev->on_stack.store(false, std::memory_order_release);
+  cpu->rq->unlock_and_notify();
+  if (reap) detail::release(*prev);
+}
+
+}  // namespace
+
+void fiber_entry(Context* previous) {
+  Fiber* self = this_cpu()->current;
+  self->started = true;
+  finish_switch(previous);
+  preempt_enable();
+  self->invoke(self->block);
+  fiber_exit();
+}
+
+// Preemption is off, once. Returns when this fiber runs again, perhaps on another Cpu.
+void schedule_locked_out(SwitchKind kind) {
+  Cpu* cpu = this_cpu();
+  RunQueue& rq = *cpu->rq;
+  Fiber* prev = cpu->current;
+  rq.lock.lock();
+  int64_t now = 0;
+  if (rq.has_fair() || cpu->state->options.latency_stats) {
+    now = cpu->now();
+    rq.update_current(now);
+  }
+  const uint32_t need = cpu->need.load(std::memory_order_relaxed);
+  // A preempted fiber stays, even one that has announced its sleep: it has not looked yet whether
+  // what it waits for is there.
+  if (kind != SwitchKind::kPreempt && kind != SwitchKind::kYield && !prev->is_idle &&
+      prev->state.load(std::memory_order_relaxed) != FiberState::kRunning) {
+    (void)rq.dequeue(*prev, /*sleep=*/kind == SwitchKind::kBlock, now);
+  }
+  Fiber* next = rq.pick_next(*prev, kind, now);
+  cpu->need.store(0, std::memory_order_relaxed);
+  if (next == prev) {
+    rq.unlock_and_notify();
+    return;
+  }
+  cpu->counters.add(Counter::kContextSwitches);
+  if (kind == SwitchKind::kPreempt) cpu->counters.add(Counter::kForcedSwitches);
+  if (cpu->state->options.latency_stats) account_latency(*cpu, *prev, *next, now);
+  cpu->trace_event(TraceEvent::kSwitch, static_cast<uint32_t>(reason_of(kind, need, *prev)),
+                   prev->id, next->id);
+  cpu->current = next;
+  Context* previous = context_switch(prev->context, next->context, cpu->eh,
+                                     kind == SwitchKind::kExit);
+  finish_switch(previous);
+}
+
+void schedule() {
+  Fiber* self = this_cpu()->current;
+  if (const uint32_t count = preempt_count(); count != 0) [[unlikely]] {
+    scheduling_while_atomic(*self, count);
+  }
+  // The pool of a worker that really sleeps may start another one; a preempted one still counts.
+  const bool hook = self->sleep_hook != nullptr &&
+                    self->state.load(std::memory_order_relaxed) != FiberState::kRunning;
+  if (hook) self->sleep_hook(self, /*going_to_sleep=*/true);
+  preempt_disable();
+  schedule_locked_out(SwitchKind::kBlock);
+  preempt_enable();
+  if (hook) self->sleep_hook(self, /*going_to_sleep=*/false);
+}
+
+void yield() {
+  Cpu* cpu = this_cpu();
+  if (cpu == nullptr) {
+    sched_yield();
+    return;
+  }
+  if (const uint32_t count = preempt_count(); count != 0) [[unlikely]] {
+    scheduling_while_atomic(*cpu->current, count);
+  }
+  preempt_disable();
+  this_cpu()->counters.add(Counter::kYields);
+  schedule_locked_out(SwitchKind::kYield);
+  preempt_enable();
+}
+
+// --- The points of the mode table.
+
+namespace {
+
+bool act_wants(Act act, uint32_t need) {
+  switch (act) {
+    case Act::kIfHard:
+      return (need & kNeedResched) != 0;
+    case Act::kIfAny:
+      return need != 0;
+    case Act::kAlways:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Preemption is on. Returns whether it scheduled.
+bool preempt_at(Moment moment) {
+  preempt_disable();
+  Cpu* cpu = this_cpu();
+  const Act act = mode_rule(moment, cpu->state->mode.load(std::memory_order_relaxed));
+  const bool wants = !cpu->current->is_idle &&
+                     act_wants(act, cpu->need.load(std::memory_order_relaxed));
+  if (wants) schedule_locked_out(SwitchKind::kPreempt);
+  preempt_enable_no_resched();
+  return wants;
+}
+
+// For a user-mode fiber the end of a jiffy call, and of an interrupt taken there, is the return to
+// user mode. For a kernel-mode one it is the end of a critical section.
+bool preempt_point(Cpu& cpu) {
+  if (cpu.current->is_idle) return false;
+  return preempt_at(cpu.current->kernel_mode ? Moment::kPreemptEnable : Moment::kReturnToUser);
+}
+
+void tick(Cpu& cpu, int64_t now) {
+  cpu.counters.add(Counter::kTicks);
+  cpu.trace_event(TraceEvent::kTick, static_cast<uint32_t>(cpu.id), cpu.current->id);
+  if (cpu.clock.resync_due(now)) cpu.clock.resync();
+  RunQueue& rq = *cpu.rq;
+  rq.lock.lock();
+  rq.tick(now);
+  const int running = rq.nr_running();
+  rq.lock.unlock();
+  if (const int fired = cpu.timers.expire(now); fired > 0) {
+    cpu.counters.add(Counter::kTimersFired, static_cast<uint64_t>(fired));
+  }
+  if (running > 1) {
+    cpu.wants_help.store(true, std::memory_order_relaxed);
+    kick_balancer(*cpu.state);
+  } else if (cpu.timers.empty()) {
+    cpu.machine->stop_tick(cpu);
+    // A remote enqueue between the look and the stop saw the tick running: look again.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (rq.nr_running_hint() > 1) cpu.machine->start_tick(cpu);
+  }
+}
+
+void wake_ksoftirqd(Cpu& cpu) {
+  if (cpu.ksoftirqd != nullptr) (void)try_to_wake_up(*cpu.ksoftirqd);
+}
+
+}  // namespace
+
+bool cond_resched() {
+  if (this_cpu() == nullptr || preempt_count() != 0) return false;
+  if (cpu_has_work(*this_cpu())) preempt_enable_slow();  // takes interrupts: a safe point
+  return preempt_at(Moment::kCondResched);
+}
+
+void might_sleep() {
+  Cpu* cpu = this_cpu();
+  if (cpu == nullptr) return;
+  if (const uint32_t count = preempt_count(); count != 0) [[unlikely]] {
+    scheduling_while_atomic(*cpu->current, count);
+  }
+  if (cpu_has_work(*cpu)) (void)preempt_at(Moment::kMightSleep);
+}
+
+// --- Interrupts that belong to the scheduler.
+
+namespace {
+
+void on_tick(Cpu& cpu, void*) { cpu.hooks->tick(cpu, cpu.now()); }
+
+void on_timer(Cpu& cpu, void*) {
+  const int64_t now = cpu.now();
+  cpu.oneshot_armed = kNever;
+  if (cpu.hrtick_expiry.load(std::memory_order_relaxed) <= now) {
+    cpu.hrtick_expiry.store(kNever, std::memory_order_relaxed);
+    cpu.rq->lock.lock();
+    cpu.rq->hrtick(now);
+    cpu.rq->lock.unlock();
+  }
+  if (const int fired = cpu.timers.expire(now); fired > 0) {
+    cpu.counters.add(Counter::kTimersFired, static_cast<uint64_t>(fired));
+    cpu.trace_event(TraceEvent::kTimerFired, static_cast<uint32_t>(fired));
+  }
+  cpu.program_oneshot();
+}
+
+// The request bits are the waker's to set: the interrupt only brings the Cpu to look at them.
+void on_reschedule(Cpu& cpu, void*) {
+  cpu.counters.add(Counter::kIpisReceived);
+  cpu.trace_event(TraceEvent::kIpi, static_cast<uint32_t>(cpu.id));
+  if (cpu.state->options.hrtick) cpu.program_oneshot();
+}
+
+}  // namespace
+
+const CpuHooks kSchedHooks = {cpu_main, preempt_point, tick, wake_ksoftirqd};
+
+void sched_init_cpu(Cpu& cpu) {
+  cpu.hooks = &kSchedHooks;
+  cpu.irqs[kTickVector].handler = on_tick;
+  cpu.irqs[kTimerVector].handler = on_timer;
+  cpu.irqs[kRescheduleVector].handler = on_reschedule;
+}
+
+}  // namespace jiffy

@@ -1,0 +1,88 @@
+// A wait that ends by being granted something: a semaphore's unit, a notification.
+#pragma once
+
+#include <jiffy/wait_queue.h>
+
+#include <optional>
+
+#include "sched/sched.h"
+
+namespace jiffy {
+
+// The giver, under the queue's lock, unlinks the entry, sets granted_ and wakes. Whether a grant or
+// a deadline came first is decided by who takes that lock first, so each wait has one outcome and
+// no grant is lost. Lies on the waiter's stack.
+class HandoffWait : public WaitEntry {
+ public:
+  HandoffWait() {
+    wake = wake_entry;
+    flags = kExclusive;
+  }
+
+  // Under the queue's lock, which the caller releases before block().
+  void enqueue(WaitQueue& queue) {
+    queue.add(*this);
+    waiter_.prepare();
+  }
+
+  // Under the queue's lock, by the giver.
+  static void grant(WaitEntry& entry) { (void)wake_entry(entry, 0); }
+
+  // Blocks until granted or `until`. After kReady the giver is done with the queue, so that the
+  // caller may destroy it.
+  WaitResult block(WaitQueue& queue, const Until& until) {
+    return until.limited() ? block_limited(queue, until) : block_for_ever(queue);
+  }
+
+ private:
+  struct WakeOnStop {
+    Waiter* waiter;
+    void operator()() const {
+      // seq_cst: between the request and the look at the sleeper. Partner: the announcement of the
+      // sleep under the lock, and the look for the request under it again, below.
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      (void)waiter->wake();
+    }
+  };
+
+  static int wake_entry(WaitEntry& entry, uint64_t) {
+    HandoffWait& self = static_cast<HandoffWait&>(entry);
+    self.node.unlink();
+    self.granted_ = true;
+    (void)self.waiter_.wake();
+    return 1;
+  }
+
+  WaitResult block_for_ever(WaitQueue& queue) {
+    (void)waiter_.block(kNever);
+    // Nothing but the grant wakes. Its giver holds the lock from before the grant, and lets go of
+    // it last.
+    while (queue.is_locked()) cpu_relax();
+    return WaitResult::kReady;
+  }
+
+  WaitResult block_limited(WaitQueue& queue, const Until& until) {
+    std::optional<std::stop_callback<WakeOnStop>> on_stop;
+    if (until.stop.stop_possible()) on_stop.emplace(until.stop, WakeOnStop{&waiter_});
+    for (;;) {
+      const bool in_time = waiter_.block(until.deadline_ns());
+      queue.lock();
+      if (granted_) {
+        queue.unlock();
+        return WaitResult::kReady;
+      }
+      if (!in_time || until.stop.stop_requested()) {
+        queue.remove(*this);
+        queue.unlock();
+        return in_time ? WaitResult::kStopped : WaitResult::kTimeout;
+      }
+      waiter_.prepare();
+      queue.unlock();
+    }
+  }
+
+  Waiter waiter_;
+  bool granted_ = false;  // under the queue's lock
+};
+
+}  // namespace jiffy

@@ -1,0 +1,36 @@
+#include <jiffy/time.h>
+
+#include <jiffy/sim.h>
+#include <jiffy/wait_queue.h>
+
+#include "sched/runtime_state.h"
+#include "sched/sched.h"
+
+namespace jiffy {
+
+TimePoint now() {
+  // The Cpu's clock is its owner's alone: it must not change hands in between.
+  preempt_count_add(kPreemptUnit);
+  const Cpu* cpu = this_cpu();
+  const int64_t ns = cpu != nullptr ? cpu->now() : monotonic_ns();
+  preempt_enable_no_resched();
+  return TimePoint(std::chrono::nanoseconds(ns));
+}
+
+WaitResult sleep_until(const Until& until) {
+  WaitQueue nobody;
+  return nobody.wait([] { return false; }, until);
+}
+
+void consume(std::chrono::nanoseconds duration) {
+  Cpu* cpu = this_cpu();
+  if (cpu != nullptr) {
+    cpu->machine->consume(duration.count());
+    if (preempt_count() == 0 && cpu_has_work(*this_cpu())) preempt_enable_slow();
+    return;
+  }
+  const int64_t end = monotonic_ns() + duration.count();
+  while (monotonic_ns() < end) cpu_relax();
+}
+
+}  // namespace jiffy

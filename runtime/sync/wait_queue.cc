@@ -1,0 +1,103 @@
+#include <jiffy/wait_queue.h>
+
+#include "sched/sched.h"
+
+namespace jiffy {
+
+// Wake functions run under the lock and take run-queue locks, so its holder must stay on its Cpu.
+void WaitQueue::lock() {
+  preempt_disable();
+  lock_.lock();
+}
+
+void WaitQueue::unlock() {
+  lock_.unlock();
+  preempt_enable();
+}
+
+void WaitQueue::add(WaitEntry& entry) {
+  const bool head = (entry.flags & WaitEntry::kPriority) != 0 ||
+                    (entry.flags & WaitEntry::kExclusive) == 0;
+  if (head) {
+    entries_.push_front(&entry);
+  } else {
+    entries_.push_back(&entry);
+  }
+}
+
+int WaitQueue::wake_locked(int exclusive, uint64_t key) {
+  int woken = 0;
+  int left = exclusive == kAll ? -1 : exclusive;
+  WaitEntry* next = nullptr;
+  for (WaitEntry* entry = entries_.front(); entry != nullptr; entry = next) {
+    next = entries_.next(entry);  // the entry may unlink itself
+    const bool is_exclusive = (entry->flags & WaitEntry::kExclusive) != 0;
+    const int result = entry->wake(*entry, key);
+    if (result < 0) break;
+    if (result == 0) continue;
+    ++woken;
+    if (is_exclusive && --left == 0) break;
+  }
+  return woken;
+}
+
+namespace detail {
+
+BlockingWait::BlockingWait(WaitQueue& queue, const Until& until, uint8_t entry_flags)
+    : queue_(queue), limited_(until.limited()), deadline_(until.deadline_ns()) {
+  wake = wake_entry;
+  flags = entry_flags;
+  if (until.stop.stop_possible()) stop_ = until.stop;
+}
+
+BlockingWait::~BlockingWait() = default;
+
+int BlockingWait::wake_entry(WaitEntry& entry, uint64_t) {
+  BlockingWait& self = static_cast<BlockingWait&>(entry);
+  // One that its deadline woke already leaves the wakeup to the next in line.
+  if (!self.waiter_.wake()) return 0;
+  self.node.unlink();
+  return 1;
+}
+
+void BlockingWait::enqueue() {
+  // Who lost a race for what it was woken for goes to the head at its second try.
+  if (!node.linked()) queue_.add(*this);
+  flags |= kPriority;
+  waiter_.prepare();
+}
+
+void BlockingWait::leave() {
+  if (node.linked()) queue_.remove(*this);
+}
+
+std::optional<WaitResult> BlockingWait::over() {
+  if (!limited_) return std::nullopt;
+  // The sleep is announced: a stop that is requested from here on finds a sleeper. seq_cst fence:
+  // its partner stands in StopWake.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  std::optional<WaitResult> result;
+  if (deadline_ != kNever &&
+      now().time_since_epoch() >= std::chrono::nanoseconds(deadline_)) {
+    result = WaitResult::kTimeout;
+  } else if (stop_.stop_requested()) {
+    result = WaitResult::kStopped;
+  }
+  if (result) waiter_.cancel();
+  return result;
+}
+
+void BlockingWait::StopWake::operator()() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  (void)self->waiter_.wake();
+}
+
+void BlockingWait::sleep() {
+  // Registered outside the lock: the callback runs at once if the stop was requested meanwhile.
+  if (stop_.stop_possible() && !on_stop_) on_stop_.emplace(stop_, StopWake{this});
+  (void)waiter_.block(deadline_);
+}
+
+}  // namespace detail
+
+}  // namespace jiffy
