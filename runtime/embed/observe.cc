@@ -56,8 +56,9 @@ void append_fiber(std::string& out, const Fiber& fiber) {
   }
   const FiberState s = fiber.state.load(std::memory_order_relaxed);
   if (s == FiberState::kFree) return;
-  const Cpu* cpu = fiber.cpu.load(std::memory_order_relaxed);
-  const bool running = cpu != nullptr && cpu->current == &fiber;
+  Cpu* cpu = fiber.cpu.load(std::memory_order_relaxed);
+  const bool running =
+      cpu != nullptr && std::atomic_ref(cpu->current).load(std::memory_order_relaxed) == &fiber;
   char line[256];
   std::snprintf(line, sizeof line, "  %8llu  %-23s  Cpu %-3d  %-8s  %s%s%s  stack %zu of %zu KiB\n",
                 static_cast<unsigned long long>(fiber.id), fiber.name[0] != '\0' ? fiber.name : "-",

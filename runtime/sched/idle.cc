@@ -69,12 +69,15 @@ void idle_wait(Cpu& cpu, int64_t spin_ns) {
 
 }  // namespace
 
+IdleWaiter& machine_waiter() {
+  static MachineWaiter instance;  // stateless
+  return instance;
+}
+
 void cpu_main(Cpu& cpu) {
-  MachineWaiter default_waiter;
   set_this_cpu(&cpu);
   set_preempt_count(kPreemptUnit);  // exactly one across each switch, so it is never saved
   cpu.eh = thread_eh_globals();
-  cpu.waiter = &default_waiter;
   RuntimeState& state = *cpu.state;
   const int64_t spin_ns = cpu.machine->spin_ns();
   for (;;) {

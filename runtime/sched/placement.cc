@@ -86,7 +86,7 @@ bool pull_from_others(Cpu& cpu) {
     if (!has_spare(victim)) continue;
     RunQueue& rq = *victim.rq;
     rq.lock.lock();
-    const int64_t now = rq.has_fair() ? cpu.now() : 0;
+    const int64_t now = cpu.now();
     Fiber* fiber = rq.detach_for(now);
     // Cleared also when nothing may move: the next tick asks again.
     victim.wants_help.store(false, std::memory_order_relaxed);

@@ -36,8 +36,8 @@ class RunQueue {
   void enqueue(Fiber& fiber, unsigned flags, int64_t now);
   // Takes it off; false if it stays as a delayed entity.
   bool dequeue(Fiber& fiber, bool sleep, int64_t now);
-  // A fiber found still queued by its waker.
-  void requeue_if_delayed(Fiber& fiber, int64_t now);
+  // A fiber that its waker found asleep as a delayed entity.
+  void requeue_delayed(Fiber& fiber, int64_t now);
 
   // Asks for a reschedule where the rules say that `wakee`, just queued, should run.
   void wakeup_preempt(Fiber& wakee, unsigned flags, int64_t now);
@@ -48,7 +48,7 @@ class RunQueue {
   void update_current(int64_t now);
 
   // Puts `prev` back (or lets it go) and chooses who runs next; the idle fiber for nobody.
-  // `now` is 0 when no fair fiber is involved: the FIFO class reads no clock.
+  // `now` is 0 where `prev` is not fair: the FIFO class reads no clock.
   Fiber* pick_next(Fiber& prev, SwitchKind kind, int64_t now);
 
   void tick(int64_t now);
@@ -65,7 +65,6 @@ class RunQueue {
 
   // Runnable fibers, the current one included, delayed ones not.
   int nr_running() const { return nr_fifo_ + fair_.nr_queued() - fair_.nr_delayed(); }
-  bool has_fair() const { return fair_.nr_queued() != 0; }
   FairQueue& fair() { return fair_; }
   const FairQueue& fair() const { return fair_; }
 
@@ -84,6 +83,7 @@ class RunQueue {
   void fifo_push(Fiber& fiber, bool front);
   void fifo_remove(Fiber& fiber);
   Fiber* fifo_first() const;
+  Fiber* rotate_fifo(Fiber& prev);
   Fiber* pick_fair(bool protect);
   void finish_delayed(FairEntity& entity);
   void publish_hint() { nr_hint_.store(nr_running(), std::memory_order_relaxed); }

@@ -56,6 +56,8 @@ void fiber_make_stopper(Fiber& fiber);
 // --- A Cpu's life. cpu_main() is what its thread runs.
 
 void cpu_main(Cpu& cpu);
+// The idle waiter of a Cpu that nobody gave another one.
+IdleWaiter& machine_waiter();
 void sched_init_cpu(Cpu& cpu);
 extern const CpuHooks kSchedHooks;
 

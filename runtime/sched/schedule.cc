@@ -80,7 +80,7 @@ void schedule_locked_out(SwitchKind kind) {
   Fiber* prev = cpu->current;
   rq.lock.lock();
   int64_t now = 0;
-  if (rq.has_fair() || cpu->state->options.latency_stats) {
+  if (prev->sched_class == SchedClass::kFair || cpu->state->options.latency_stats) {
     now = cpu->now();
     rq.update_current(now);
   }
@@ -102,7 +102,8 @@ void schedule_locked_out(SwitchKind kind) {
   if (cpu->state->options.latency_stats) account_latency(*cpu, *prev, *next, now);
   cpu->trace_event(TraceEvent::kSwitch, static_cast<uint32_t>(reason_of(kind, need, *prev)),
                    prev->id, next->id);
-  cpu->current = next;
+  // Atomic for those who look from elsewhere: dumps, and the handler of faults.
+  std::atomic_ref(cpu->current).store(next, std::memory_order_relaxed);
   Context* previous = context_switch(prev->context, next->context, cpu->eh,
                                      kind == SwitchKind::kExit);
   finish_switch(previous);
@@ -253,6 +254,7 @@ const CpuHooks kSchedHooks = {cpu_main, preempt_point, tick, wake_ksoftirqd};
 
 void sched_init_cpu(Cpu& cpu) {
   cpu.hooks = &kSchedHooks;
+  cpu.waiter = &machine_waiter();
   cpu.irqs[kTickVector].handler = on_tick;
   cpu.irqs[kTimerVector].handler = on_timer;
   cpu.irqs[kRescheduleVector].handler = on_reschedule;

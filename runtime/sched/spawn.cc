@@ -218,8 +218,7 @@ void spawn_start(Fiber& fiber, void (*invoke)(void* block), void (*destroy)(void
   // Release: partner is the acquire in the wakeup's lock_queue_of().
   fiber.cpu.store(&target, std::memory_order_release);
   fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
-  const bool fair = fiber.sched_class == SchedClass::kFair || rq.has_fair();
-  const int64_t now = fair ? clock_now(state) : 0;
+  const int64_t now = fiber.sched_class == SchedClass::kFair ? clock_now(state) : 0;
   rq.enqueue(fiber, RunQueue::kInitial, now);
   rq.wakeup_preempt(fiber, RunQueue::kInitial, now);
   const int running = rq.nr_running();

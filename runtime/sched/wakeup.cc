@@ -24,9 +24,9 @@ RunQueue& lock_queue_of(Fiber& fiber) {
   }
 }
 
-bool needs_clock(const Fiber& fiber, RunQueue& rq) {
-  return fiber.sched_class == SchedClass::kFair || rq.has_fair() ||
-         rq.cpu().state->options.latency_stats;
+// The FIFO class reads no clock.
+bool needs_clock(const Fiber& fiber, const RuntimeState& state) {
+  return fiber.sched_class == SchedClass::kFair || state.options.latency_stats;
 }
 
 void count_real_wakeup(RuntimeState& state, const Fiber& fiber, const Cpu& target) {
@@ -40,12 +40,17 @@ void count_real_wakeup(RuntimeState& state, const Fiber& fiber, const Cpu& targe
 // The fiber has not slept yet, or sleeps as a delayed entity: it is on its queue.
 bool wake_queued(Fiber& fiber, RunQueue& rq) {
   RuntimeState& state = *rq.cpu().state;
-  const int64_t now = needs_clock(fiber, rq) ? clock_now(state) : 0;
-  rq.requeue_if_delayed(fiber, now);
+  const int64_t now = needs_clock(fiber, state) ? clock_now(state) : 0;
+  const bool slept = fiber.sched_class == SchedClass::kFair && fiber.fair.delayed;
+  if (slept) rq.requeue_delayed(fiber, now);
   fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
   if (rq.cpu().current != &fiber) rq.wakeup_preempt(fiber, RunQueue::kWakeup, now);
-  count_event(state, Counter::kWakeupsNoop);
-  trace_any(state, TraceEvent::kWakeupNoop, static_cast<uint32_t>(rq.cpu().id), fiber.id);
+  if (slept) {
+    count_real_wakeup(state, fiber, rq.cpu());
+  } else {
+    count_event(state, Counter::kWakeupsNoop);
+    trace_any(state, TraceEvent::kWakeupNoop, static_cast<uint32_t>(rq.cpu().id), fiber.id);
+  }
   rq.unlock_and_notify();
   return true;
 }
@@ -87,7 +92,7 @@ bool try_to_wake_up(Fiber& fiber) {
       flags |= RunQueue::kMigrated;
       count_event(state, Counter::kMigrations);
     }
-    const int64_t now = needs_clock(fiber, *rq) ? clock_now(state) : 0;
+    const int64_t now = needs_clock(fiber, state) ? clock_now(state) : 0;
     rq->enqueue(fiber, flags, now);
     fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
     rq->wakeup_preempt(fiber, flags, now);
