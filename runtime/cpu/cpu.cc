@@ -140,7 +140,11 @@ void TimerBase::arm(TimerNode& timer, int64_t expiry) {
   timer.base.store(this, std::memory_order_release);
   update_next();
   lock_.unlock();
-  cpu_.program_oneshot();
+  if (this_cpu() == &cpu_) {
+    cpu_.program_oneshot();
+  } else {
+    cpu_.raise(kTimerVector);  // only the owner programs its timer
+  }
 }
 
 bool TimerBase::cancel(TimerNode& timer) {

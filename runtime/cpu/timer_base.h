@@ -29,13 +29,13 @@ struct TimerTraits {
   static bool summarize(TimerNode&, const TimerNode*, const TimerNode*) { return false; }
 };
 
-// Lock order: a base's lock is taken before run-queue locks, never after. Armed by the owning Cpu
-// (preemption off), cancelled from anywhere.
+// Lock order: a base's lock is taken before run-queue locks, never after. Armed and cancelled from
+// anywhere, with preemption off.
 class TimerBase {
  public:
   explicit TimerBase(Cpu& cpu) : cpu_(cpu) {}
 
-  // By the owner, preemption off.
+  // Any context, preemption off.
   void arm(TimerNode& timer, int64_t expiry);
   // Any context. After it returns the callback is not running and will not. True if it was armed.
   static bool cancel(TimerNode& timer);

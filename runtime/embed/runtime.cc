@@ -77,7 +77,9 @@ void wait_for_fibers(RuntimeState& state) {
     preempt_disable();
     state.drain_lock.lock();
     waiter.prepare();
-    const bool over = state.drain_acks == cpus && live_fibers(state) <= service_fibers(state);
+    // In this order: a worker that is made meanwhile must not be counted among the second only.
+    const int64_t services = service_fibers(state);
+    const bool over = state.drain_acks == cpus && live_fibers(state) <= services;
     if (over) state.drain_waiter = nullptr;
     state.drain_lock.unlock();
     preempt_enable();
@@ -123,6 +125,12 @@ void stop_cpus(RuntimeState& state) {
     }
   }
   state.machine->stop();
+}
+
+// Others are a few instructions from leaving.
+void await_zero(const std::atomic<int>& count) {
+  // Acquire: partner is the release of who leaves.
+  while (count.load(std::memory_order_acquire) != 0) sched_yield();
 }
 
 void take_down(RuntimeState& state) {
@@ -198,7 +206,7 @@ Status Runtime::start() {
     return status;
   }
   state.offload = std::make_unique<OffloadPool>();
-  state.accept_spawns.store(true, std::memory_order_relaxed);
+  state.accept_spawns.store(true, std::memory_order_seq_cst);
   status = start_service_fibers(state);
   if (status.ok()) status = create_work_state(state);
   if (status.ok()) status = spawn_init(state);
@@ -213,11 +221,13 @@ Status Runtime::start() {
 void Runtime::stop() {
   RuntimeState& state = *state_;
   if (!started()) return;
-  state.accept_spawns.store(false, std::memory_order_relaxed);
+  state.accept_spawns.store(false, std::memory_order_seq_cst);
+  await_zero(state.foreign_spawns);
   state.stop_requested.release();
   (void)detail::wait_done(*state.init, Until());
   detail::release(*std::exchange(state.init, nullptr));
   stop_cpus(state);
+  await_zero(state.foreign_wakers);
   take_down(state);
 }
 

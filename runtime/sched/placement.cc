@@ -77,6 +77,34 @@ bool others_have_waiting(const Cpu& cpu) {
   return false;
 }
 
+namespace {
+
+// In the order of their ids, as everywhere that takes two.
+void lock_both(Cpu& a, Cpu& b) {
+  (a.id < b.id ? a : b).rq->lock.lock();
+  (a.id < b.id ? b : a).rq->lock.lock();
+}
+
+// Both queues stay locked, so that nobody sees the fiber between them: it may be one that has
+// announced its sleep and was preempted before it slept, and its waker is looking for it.
+Fiber* pull_one(Cpu& cpu, Cpu& victim) {
+  lock_both(cpu, victim);
+  const int64_t now = cpu.now();
+  Fiber* fiber = victim.rq->detach_for(now);
+  // Cleared also when nothing may move: the next tick asks again.
+  victim.wants_help.store(false, std::memory_order_relaxed);
+  if (fiber != nullptr) {
+    // Release: partner is the acquire in the wakeup's lock_queue_of().
+    fiber->cpu.store(&cpu, std::memory_order_release);
+    cpu.rq->enqueue(*fiber, RunQueue::kMigrated, now);
+  }
+  victim.rq->lock.unlock();
+  cpu.rq->lock.unlock();
+  return fiber;
+}
+
+}  // namespace
+
 bool pull_from_others(Cpu& cpu) {
   RuntimeState& state = *cpu.state;
   state.balancer_waking.store(false, std::memory_order_relaxed);
@@ -84,23 +112,11 @@ bool pull_from_others(Cpu& cpu) {
   for (int step = 1; step < n; ++step) {
     Cpu& victim = *state.cpus[static_cast<size_t>((cpu.id + step) % n)];
     if (!has_spare(victim)) continue;
-    RunQueue& rq = *victim.rq;
-    rq.lock.lock();
-    const int64_t now = cpu.now();
-    Fiber* fiber = rq.detach_for(now);
-    // Cleared also when nothing may move: the next tick asks again.
-    victim.wants_help.store(false, std::memory_order_relaxed);
-    if (fiber != nullptr) fiber->state.store(FiberState::kWaking, std::memory_order_relaxed);
-    rq.lock.unlock();
+    const Fiber* fiber = pull_one(cpu, victim);
     if (fiber == nullptr) continue;
-    cpu.rq->lock.lock();
-    fiber->cpu.store(&cpu, std::memory_order_release);
-    fiber->state.store(FiberState::kRunning, std::memory_order_relaxed);
-    cpu.rq->enqueue(*fiber, RunQueue::kMigrated, cpu.now());
-    cpu.rq->lock.unlock();
     cpu.counters.add(Counter::kSteals);
-    cpu.trace_event(TraceEvent::kMigrate, static_cast<uint32_t>(victim.id), fiber->id,
-                    static_cast<uint64_t>(cpu.id));
+    cpu.trace_event(TraceEvent::kMigrate, static_cast<uint32_t>(cpu.id), fiber->id,
+                    static_cast<uint64_t>(victim.id));
     return true;
   }
   return false;

@@ -52,10 +52,17 @@ struct RuntimeState {
   RawSpinLock drain_lock;
   Waiter* drain_waiter = nullptr;  // L: drain_lock. Told of each exit while draining
   std::atomic<bool> stop_cpus{false};      // A, seq_cst; partner: the idle loop
-  std::atomic<bool> accept_spawns{false};  // A, relaxed
+  // A, seq_cst: a foreign spawn announces itself below and then looks here; stop() clears it and
+  // then looks below.
+  std::atomic<bool> accept_spawns{false};
+  std::atomic<int> foreign_spawns{0};
+  // A: threads that are not Cpus of this runtime, inside a wakeup of one of its fibers. The Cpus are
+  // not freed before they are out. Release on leaving, acquire by stop().
+  std::atomic<int> foreign_wakers{0};
   std::atomic<uint64_t> next_fiber_id{1};  // A: handed to the Cpus in blocks
   // A: a Cpu has been unparked to look for work to pull, and has not looked yet. Keeps a burst of
   // spawns from waking each idle Cpu.
+  std::atomic<bool> complained_of_mutex{false};
   std::atomic<bool> balancer_waking{false};
   std::atomic<int> parked_cpus{0};  // A: how many park or are about to
 

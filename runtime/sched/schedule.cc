@@ -7,6 +7,9 @@
 #include "sched/runtime_state.h"
 #include "sched/sched.h"
 
+// Present when debug/lock_check.cc is linked.
+extern "C" __attribute__((weak)) int jiffy_held_pthread_mutexes();
+
 namespace jiffy {
 
 namespace {
@@ -18,6 +21,16 @@ namespace {
                fiber.name, static_cast<unsigned long long>(fiber.id),
                fiber.cpu.load(std::memory_order_relaxed)->id, count);
   std::abort();
+}
+
+// Complains once a runtime; docs/sync.md says why it is a fault.
+[[gnu::noinline]] void complain_of_held_mutex(Fiber& fiber, int held) {
+  if (fiber.state_of_runtime->complained_of_mutex.exchange(true, std::memory_order_relaxed)) return;
+  std::fprintf(stderr,
+               "jiffy: fiber '%s' (%llu) suspends while its thread holds %d std::mutex or pthread "
+               "mutex: another fiber of this Cpu that wants it would block the Cpu. Use "
+               "jiffy::Mutex, or unlock first.\n",
+               fiber.name, static_cast<unsigned long long>(fiber.id), held);
 }
 
 SwitchReason reason_of(SwitchKind kind, uint32_t need, const Fiber& prev) {
@@ -113,6 +126,9 @@ void schedule() {
   Fiber* self = this_cpu()->current;
   if (const uint32_t count = preempt_count(); count != 0) [[unlikely]] {
     scheduling_while_atomic(*self, count);
+  }
+  if (jiffy_held_pthread_mutexes != nullptr) [[unlikely]] {
+    if (const int held = jiffy_held_pthread_mutexes(); held > 0) complain_of_held_mutex(*self, held);
   }
   // The pool of a worker that really sleeps may start another one; a preempted one still counts.
   const bool hook = self->sleep_hook != nullptr &&

@@ -96,6 +96,24 @@ uint64_t next_id(RuntimeState& state) {
   return cpu->next_fiber_id++;
 }
 
+bool is_foreign(const RuntimeState& state) {
+  const Cpu* cpu = this_cpu();
+  return cpu == nullptr || cpu->state != &state;
+}
+
+// A spawn from outside holds the shutdown off from its first look at the runtime to its last touch.
+bool begin_foreign_spawn(RuntimeState& state) {
+  state.foreign_spawns.fetch_add(1, std::memory_order_seq_cst);
+  if (state.accept_spawns.load(std::memory_order_seq_cst)) return true;
+  state.foreign_spawns.fetch_sub(1, std::memory_order_release);
+  return false;
+}
+
+void end_foreign_spawn(RuntimeState& state) {
+  // Release: partner is the acquire in the runtime's stop().
+  state.foreign_spawns.fetch_sub(1, std::memory_order_release);
+}
+
 bool is_default(const SpawnOptions& o) {
   return o.cpu < 0 && o.nice == 0 && o.policy == Policy::kNormal && o.slice.count() == 0 &&
          o.stack_size == 0 && o.allowed.empty();
@@ -179,20 +197,23 @@ Status check_spawn_options(const RuntimeState& state, const SpawnOptions& o) {
 namespace detail {
 
 Status spawn_prepare(RuntimeState& state, const SpawnRequest& request, Fiber** out, void** block) {
-  Cpu* self = this_cpu();
-  const bool inside = self != nullptr && self->state == &state;
-  if (!inside && !state.accept_spawns.load(std::memory_order_relaxed)) {
+  const bool foreign = is_foreign(state);
+  if (foreign && !begin_foreign_spawn(state)) {
     return Status::error("the runtime takes no new fibers: it has not been started, or it stops");
   }
   const SpawnOptions& options = *request.options;
   if (!is_default(options)) {
-    if (Status status = check_spawn_options(state, options); !status.ok()) return status;
+    if (Status status = check_spawn_options(state, options); !status.ok()) {
+      if (foreign) end_foreign_spawn(state);
+      return status;
+    }
   }
   preempt_disable();
   Fiber* fiber = nullptr;
   Status status = take_unit(state, options.stack_size, &fiber);
   if (!status.ok()) {
     preempt_enable();
+    if (foreign) end_foreign_spawn(state);
     return status;
   }
   reset(*fiber);
@@ -227,6 +248,7 @@ void spawn_start(Fiber& fiber, void (*invoke)(void* block), void (*destroy)(void
   // One that waits alone will soon be reached by its spawner's own Cpu; more are worth a wakeup.
   if (running > 2) kick_balancer(state);
   preempt_enable();
+  if (is_foreign(state)) end_foreign_spawn(state);
 }
 
 void release(Fiber& fiber) {

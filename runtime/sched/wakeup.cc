@@ -63,13 +63,15 @@ bool try_to_wake_up(Fiber& fiber) {
   // Relaxed: the lock of what the fiber waits for, which the caller holds, orders this look with
   // the sleeper's announcement.
   if (fiber.state.load(std::memory_order_relaxed) != FiberState::kSleeping) {
-    RuntimeState& state = *fiber.cpu.load(std::memory_order_relaxed)->state;
-    count_event(state, Counter::kWakeupsNoop);
+    count_event(*fiber.state_of_runtime, Counter::kWakeupsNoop);
     return false;
   }
+  RuntimeState& state = *fiber.state_of_runtime;
+  const Cpu* me = this_cpu();
+  const bool foreign = me == nullptr || me->state != &state;
+  if (foreign) state.foreign_wakers.fetch_add(1, std::memory_order_relaxed);
   preempt_disable();
   RunQueue* rq = &lock_queue_of(fiber);
-  RuntimeState& state = *rq->cpu().state;
   bool woken = false;
   if (fiber.state.load(std::memory_order_relaxed) != FiberState::kSleeping) {
     rq->lock.unlock();
@@ -101,6 +103,8 @@ bool try_to_wake_up(Fiber& fiber) {
     woken = true;
   }
   preempt_enable();
+  // Release: partner is the acquire in the runtime's stop().
+  if (foreign) state.foreign_wakers.fetch_sub(1, std::memory_order_release);
   return woken;
 }
 

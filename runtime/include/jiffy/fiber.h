@@ -103,9 +103,17 @@ template <class R>
 class [[nodiscard("join() or detach() it")]] JoinHandle {
  public:
   JoinHandle() = default;
-  JoinHandle(JoinHandle&& other) noexcept { swap(other); }
+  JoinHandle(JoinHandle&& other) noexcept
+      : fiber_(std::exchange(other.fiber_, nullptr)),
+        value_(other.value_),
+        thrown_(other.thrown_),
+        status_(std::move(other.status_)) {}
   JoinHandle& operator=(JoinHandle&& other) noexcept {
-    JoinHandle(std::move(other)).swap(*this);
+    JoinHandle old(std::move(*this));
+    fiber_ = std::exchange(other.fiber_, nullptr);
+    value_ = other.value_;
+    thrown_ = other.thrown_;
+    status_ = std::move(other.status_);
     return *this;
   }
   ~JoinHandle() {
@@ -117,19 +125,19 @@ class [[nodiscard("join() or detach() it")]] JoinHandle {
   // False if the spawn failed (see error()), and after join() or detach().
   bool valid() const { return fiber_ != nullptr; }
   // Why the spawn failed; empty if it did not.
-  const std::string& error() const { return error_; }
+  const std::string& error() const { return status_.message(); }
 
   // Waits for the end; returns the result or rethrows what the fiber threw. Blocks. Aborts if the
   // handle is not valid.
   R join() {
-    if (fiber_ == nullptr) detail::die_of_invalid_join(error_);
+    if (fiber_ == nullptr) detail::die_of_invalid_join(error());
     (void)detail::wait_done(*fiber_, Until());
     return collect();
   }
 
   // Waits within limits. On kReady join() returns at once.
   WaitResult wait(const Until& until = {}) {
-    if (fiber_ == nullptr) detail::die_of_invalid_join(error_);
+    if (fiber_ == nullptr) detail::die_of_invalid_join(error());
     return detail::wait_done(*fiber_, until);
   }
 
@@ -145,16 +153,9 @@ class [[nodiscard("join() or detach() it")]] JoinHandle {
   friend auto spawn_in(RuntimeState& state, F&& fn, const SpawnOptions& options);
   using Value = std::conditional_t<std::is_void_v<R>, detail::Nothing, R>;
 
-  void swap(JoinHandle& other) {
-    std::swap(fiber_, other.fiber_);
-    std::swap(value_, other.value_);
-    std::swap(thrown_, other.thrown_);
-    std::swap(error_, other.error_);
-  }
-
   R collect() {
-    const std::exception_ptr thrown = std::exchange(*thrown_, nullptr);
-    if (thrown) {
+    if (*thrown_) [[unlikely]] {
+      const std::exception_ptr thrown = std::exchange(*thrown_, nullptr);
       detail::release(*std::exchange(fiber_, nullptr));
       std::rethrow_exception(thrown);
     }
@@ -170,7 +171,7 @@ class [[nodiscard("join() or detach() it")]] JoinHandle {
   Fiber* fiber_ = nullptr;
   std::optional<Value>* value_ = nullptr;       // in the fiber's block
   std::exception_ptr* thrown_ = nullptr;        // in the fiber's block
-  std::string error_;
+  Status status_;                               // why there is no fiber
 };
 
 // Starts a fiber in the given runtime; see Runtime::spawn.
@@ -186,11 +187,8 @@ auto spawn_in(RuntimeState& state, F&& fn, const SpawnOptions& options) {
     JoinHandle<R> handle;
     void* room = nullptr;
     const detail::SpawnRequest request{sizeof(Direct), alignof(Direct), &options};
-    Status status = detail::spawn_prepare(state, request, &handle.fiber_, &room);
-    if (!status.ok()) [[unlikely]] {
-      handle.error_ = status.message();
-      return handle;
-    }
+    handle.status_ = detail::spawn_prepare(state, request, &handle.fiber_, &room);
+    if (!handle.status_.ok()) [[unlikely]] return handle;
     Direct* block = new (room) Direct(std::forward<F>(fn));
     handle.value_ = &block->value;
     handle.thrown_ = &block->error;

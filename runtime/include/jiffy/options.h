@@ -53,14 +53,14 @@ inline constexpr int kLatencyKinds = 4;
 const char* latency_kind_name(LatencyKind kind);
 
 struct SpawnOptions {
-  std::string name;                // shown by dump(), the debugger and in errors; up to 23 bytes
+  std::string name{};              // shown by dump(), the debugger and in errors; up to 23 bytes
   size_t stack_size = 0;           // bytes; 0: the runtime's
   Policy policy = Policy::kNormal;
   int nice = 0;                    // -20 ... 19; for kNormal and kBatch
   int priority = 50;               // 1 ... 99; for kFifo
   std::chrono::nanoseconds slice{0};  // EEVDF request, 0.1 ... 100 ms; 0: the base slice
   int cpu = -1;                    // pinned to this Cpu; -1: any
-  std::vector<int> allowed;        // or: may run on these only
+  std::vector<int> allowed{};      // or: may run on these only
   bool kernel_mode = false;        // preempted only where kernel code is
   bool migratable = false;         // may move to another Cpu at any suspension: it promises to hold
                                    // no thread_local, errno or std::mutex across one
@@ -94,10 +94,10 @@ struct Options {
   size_t trace_records = 0;     // records a Cpu; 0: no trace
   int spin_us = -1;             // how long an idle Cpu polls before it parks; -1: measured
   bool force_mprotect_guards = false;  // as on kernels without MADV_GUARD_INSTALL
-  SchedFeatures features;
-  std::shared_ptr<Machine> machine;    // null: the host; make_sim_machine(): virtual time
+  SchedFeatures features{};
+  std::shared_ptr<Machine> machine{};  // null: the host; make_sim_machine(): virtual time
   // Called once in each Cpu's thread, before its first fiber and after its last. Host only.
-  std::function<void(int cpu)> on_cpu_start, on_cpu_stop;
+  std::function<void(int cpu)> on_cpu_start{}, on_cpu_stop{};
 };
 
 }  // namespace jiffy

@@ -92,7 +92,7 @@ Status HostMachine::start(const Options& options, Cpu* const* cpus, int count) {
   // Acquire: partner is the release in thread_main().
   while (ready_.load(std::memory_order_acquire) < started) usleep(50);
   for (auto& thread : threads_) {
-    if (!thread->status.ok()) failure = thread->status;
+    if (!thread->status.ok()) failure = Status::error(thread->status.message());
   }
   // Release: partner is the acquire in thread_main().
   go_.store(failure.ok() ? 1 : 2, std::memory_order_release);

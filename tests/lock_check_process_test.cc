@@ -1,0 +1,69 @@
+// A std::mutex held across a suspension is named, where debug/lock_check.cc is linked.
+#include <gtest/gtest.h>
+#include <jiffy/runtime.h>
+
+#include <mutex>
+
+extern "C" __attribute__((weak)) int jiffy_held_pthread_mutexes();
+
+namespace jiffy {
+namespace {
+
+void suspend_with_mutex_held(int times) {
+  std::mutex mutex;
+  Runtime rt(Options{.cpus = 1});
+  rt.run([&] {
+    for (int i = 0; i < times; ++i) {
+      std::lock_guard<std::mutex> lock(mutex);
+      sleep_for(std::chrono::microseconds(10));
+    }
+  }, SpawnOptions{.name = "holder"});
+}
+
+void suspend_with_mutex_released() {
+  std::mutex mutex;
+  Runtime rt(Options{.cpus = 1});
+  rt.run([&] {
+    { std::lock_guard<std::mutex> lock(mutex); }
+    sleep_for(std::chrono::microseconds(10));
+  });
+}
+
+class LockCheck : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (jiffy_held_pthread_mutexes == nullptr) GTEST_SKIP() << "not linked under a sanitizer";
+    testing::FLAGS_gtest_death_test_style = "threadsafe";
+  }
+};
+
+TEST_F(LockCheck, NamesTheFiberThatSuspendsWithAStdMutexHeld) {
+  EXPECT_EXIT((suspend_with_mutex_held(1), std::exit(0)), testing::ExitedWithCode(0),
+              "fiber 'holder' .* suspends while its thread holds 1 std::mutex");
+}
+
+TEST_F(LockCheck, ComplainsOnceARuntime) {
+  EXPECT_EXIT(
+      {
+        testing::internal::CaptureStderr();
+        suspend_with_mutex_held(3);
+        const std::string text = testing::internal::GetCapturedStderr();
+        const size_t first = text.find("suspends while");
+        std::exit(first != std::string::npos && text.find("suspends while", first + 1) ==
+                                                    std::string::npos ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+TEST_F(LockCheck, IsSilentWhereTheMutexWasReleased) {
+  EXPECT_EXIT(
+      {
+        testing::internal::CaptureStderr();
+        suspend_with_mutex_released();
+        std::exit(testing::internal::GetCapturedStderr().empty() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace jiffy
