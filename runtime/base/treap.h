@@ -41,6 +41,11 @@ class Treap {
     TreapNode* node = Traits::node(item);
     node->left = node->right = node->parent = nullptr;
     node->priority = next_priority();
+    if (root_ == nullptr) {
+      root_ = first_ = node;
+      summarize(node);
+      return;
+    }
     TreapNode** link = &root_;
     TreapNode* parent = nullptr;
     bool leftmost = true;
@@ -63,6 +68,10 @@ class Treap {
 
   void erase(T* item) {
     TreapNode* node = Traits::node(item);
+    if (node == root_ && node->left == nullptr && node->right == nullptr) {
+      root_ = first_ = nullptr;
+      return;
+    }
     if (node == first_) first_ = successor(node);
     while (node->left != nullptr && node->right != nullptr) {
       rotate_up(node->left->priority > node->right->priority ? node->left : node->right);

@@ -186,6 +186,24 @@ inline void preempt_enable() {
   }
 }
 
+// A call into jiffy is to a fiber what a system call is to a task: inside it nothing is a return to
+// user mode, and its end is. So the locks that a call takes are no safe points, its end is one. The
+// call may block, which the counts below would forbid.
+class JiffyCall {
+ public:
+  JiffyCall() { preempt_count_add(kCallUnit); }
+  ~JiffyCall() {
+    if (preempt_count_sub_and_test(kCallUnit)) {
+      const Cpu* cpu = this_cpu();
+      if (cpu != nullptr && cpu_has_work(*cpu)) [[unlikely]] {
+        preempt_enable_slow();
+      }
+    }
+  }
+  JiffyCall(const JiffyCall&) = delete;
+  JiffyCall& operator=(const JiffyCall&) = delete;
+};
+
 inline void preempt_enable_no_resched() { preempt_count_sub(kPreemptUnit); }
 
 class PreemptGuard {

@@ -46,6 +46,9 @@ inline constexpr uint32_t kHardirqUnit = 1u << 16;  // bits 16-19: interrupt nes
 inline constexpr uint32_t kHardirqMask = 0xfu << 16;
 inline constexpr uint32_t kIrqOffUnit = 1u << 20;   // bits 20-27: local_irq_disable() nesting
 inline constexpr uint32_t kIrqOffMask = 0xffu << 20;
+// Bit 28 is sync/event_fd.cc's.
+inline constexpr uint32_t kCallUnit = 1u << 29;     // bits 29-31: inside a jiffy call (JiffyCall)
+inline constexpr uint32_t kCallMask = 0x7u << 29;
 
 inline Cpu* this_cpu() {
   Cpu* cpu;

@@ -90,7 +90,8 @@ void lock_both(Cpu& a, Cpu& b) {
 Fiber* pull_one(Cpu& cpu, Cpu& victim) {
   lock_both(cpu, victim);
   const int64_t now = cpu.now();
-  Fiber* fiber = victim.rq->detach_for(now);
+  victim.rq->update_current(now);
+  Fiber* fiber = victim.rq->detach_one();
   // Cleared also when nothing may move: the next tick asks again.
   victim.wants_help.store(false, std::memory_order_relaxed);
   if (fiber != nullptr) {

@@ -72,7 +72,6 @@ void RunQueue::end_waiting(Fiber& fiber) {
 void RunQueue::enqueue(Fiber& fiber, unsigned flags, int64_t now) {
   if (state_.options.latency_stats) fiber.wake_stamp = now != 0 ? now : clock_now(state_);
   if (is_fair(fiber)) {
-    update_current(now);
     fair_.enqueue(fiber.fair, flags);
     if (state_.options.hrtick && fair_.nr_queued() == 2) arm_hrtick(now);
   } else {
@@ -85,9 +84,8 @@ void RunQueue::enqueue(Fiber& fiber, unsigned flags, int64_t now) {
   start_tick_if_needed();
 }
 
-bool RunQueue::dequeue(Fiber& fiber, bool sleep, int64_t now) {
+bool RunQueue::dequeue(Fiber& fiber, bool sleep) {
   if (is_fair(fiber)) {
-    update_current(now);
     if (!fair_.dequeue(fiber.fair, sleep)) {
       cpu_.counters.add(Counter::kDelayedDequeues);
       publish_hint();
@@ -104,7 +102,6 @@ bool RunQueue::dequeue(Fiber& fiber, bool sleep, int64_t now) {
 }
 
 void RunQueue::requeue_delayed(Fiber& fiber, int64_t now) {
-  update_current(now);
   fair_.requeue_delayed(fiber.fair);
   if (&fiber != cpu_.current) begin_waiting(fiber);
   if (state_.options.latency_stats) fiber.wake_stamp = now;
@@ -179,7 +176,7 @@ void RunQueue::update_current(int64_t now) {
   if (fair_.update_current(now)) request_resched(Moment::kFairSlice);
 }
 
-void RunQueue::wakeup_preempt(Fiber& wakee, unsigned flags, int64_t now) {
+void RunQueue::wakeup_preempt(Fiber& wakee, unsigned flags) {
   Fiber& current = *cpu_.current;
   if (current.is_idle) return request_resched(Moment::kTargetIdle);
   if (wakee.sched_class != current.sched_class) {
@@ -196,7 +193,6 @@ void RunQueue::wakeup_preempt(Fiber& wakee, unsigned flags, int64_t now) {
     return request_resched(Moment::kFairWakeup);
   }
   const bool may_preempt = wakee.policy == Policy::kNormal && (flags & kInitial) == 0;
-  update_current(now);
   for (;;) {
     FairEntity* delayed = nullptr;
     const bool preempts = fair_.wakeup_preempts(wakee.fair, may_preempt, &delayed);
@@ -258,7 +254,7 @@ Fiber* RunQueue::pick_next(Fiber& prev, SwitchKind kind, int64_t now) {
   return next;
 }
 
-Fiber* RunQueue::detach_for(int64_t now) {
+Fiber* RunQueue::detach_one() {
   if (nr_movable_hint() == 0) return nullptr;
   Fiber* found = nullptr;
   for (auto& list : fifo_) {
@@ -273,7 +269,7 @@ Fiber* RunQueue::detach_for(int64_t now) {
     });
     if (e != nullptr) found = fiber_of(*e);
   }
-  if (found != nullptr) (void)dequeue(*found, /*sleep=*/false, now);
+  if (found != nullptr) (void)dequeue(*found, /*sleep=*/false);
   return found;
 }
 
@@ -327,7 +323,7 @@ void RunQueue::set_attributes(Fiber& fiber, Policy policy, int nice, int priorit
     if (running && !was_fair) {
       --nr_fifo_;
     } else {
-      (void)dequeue(fiber, /*sleep=*/false, now);
+      (void)dequeue(fiber, /*sleep=*/false);
     }
   }
   fiber.policy = policy;
@@ -352,7 +348,7 @@ void RunQueue::set_attributes(Fiber& fiber, Policy policy, int nice, int priorit
     publish_hint();
   }
   if (!running) {
-    wakeup_preempt(fiber, 0, now);
+    wakeup_preempt(fiber, 0);
   } else {
     request_resched(Moment::kHigherClass);  // it may no longer be the one to run
   }

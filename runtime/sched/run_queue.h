@@ -32,15 +32,18 @@ class RunQueue {
 
   RawSpinLock lock;
 
+  // The callers of enqueue(), dequeue(), requeue_delayed() and wakeup_preempt() of a fair fiber have
+  // called update_current() under this hold of the lock.
+
   // Puts `fiber` on the queue; `now` is the caller's clock. Does not ask for a reschedule.
   void enqueue(Fiber& fiber, unsigned flags, int64_t now);
   // Takes it off; false if it stays as a delayed entity.
-  bool dequeue(Fiber& fiber, bool sleep, int64_t now);
+  bool dequeue(Fiber& fiber, bool sleep);
   // A fiber that its waker found asleep as a delayed entity.
   void requeue_delayed(Fiber& fiber, int64_t now);
 
   // Asks for a reschedule where the rules say that `wakee`, just queued, should run.
-  void wakeup_preempt(Fiber& wakee, unsigned flags, int64_t now);
+  void wakeup_preempt(Fiber& wakee, unsigned flags);
   // Makes the request that the mode's rule gives for `moment`.
   void request_resched(Moment moment);
 
@@ -61,7 +64,7 @@ class RunQueue {
                       int64_t now);
 
   // Takes a waiting fiber that may run elsewhere off the queue, or returns null.
-  Fiber* detach_for(int64_t now);
+  Fiber* detach_one();
 
   // Runnable fibers, the current one included, delayed ones not.
   int nr_running() const { return nr_fifo_ + fair_.nr_queued() - fair_.nr_delayed(); }

@@ -91,10 +91,11 @@ inline int64_t clock_now(const RuntimeState& state) {
   return cpu != nullptr ? cpu->now() : state.clock.now();
 }
 
-// Counts an event on the calling Cpu, or among those of foreign threads.
+// Counts an event on the calling Cpu, or among those of foreign threads. A Cpu of another runtime is
+// foreign too: the shutdown counts spawns and exits, and both must be in its own runtime.
 inline void count_event(RuntimeState& state, Counter counter, uint64_t n = 1) {
   Cpu* cpu = this_cpu();
-  if (cpu != nullptr) {
+  if (cpu != nullptr && cpu->state == &state) {
     cpu->counters.add(counter, n);
   } else {
     state.foreign_counters.add_shared(counter, n);
@@ -104,7 +105,7 @@ inline void count_event(RuntimeState& state, Counter counter, uint64_t n = 1) {
 inline void trace_any(RuntimeState& state, TraceEvent event, uint32_t arg0, uint64_t arg1 = 0,
                       uint64_t arg2 = 0) {
   Cpu* cpu = this_cpu();
-  if (cpu != nullptr) {
+  if (cpu != nullptr && cpu->state == &state) {
     cpu->trace_event(event, arg0, arg1, arg2);
   } else if (state.foreign_trace.enabled()) {
     state.foreign_trace.emit(static_cast<uint64_t>(state.clock.now()), event, arg0, arg1, arg2);

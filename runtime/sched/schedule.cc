@@ -102,7 +102,7 @@ void schedule_locked_out(SwitchKind kind) {
   // what it waits for is there.
   if (kind != SwitchKind::kPreempt && kind != SwitchKind::kYield && !prev->is_idle &&
       prev->state.load(std::memory_order_relaxed) != FiberState::kRunning) {
-    (void)rq.dequeue(*prev, /*sleep=*/kind == SwitchKind::kBlock, now);
+    (void)rq.dequeue(*prev, /*sleep=*/kind == SwitchKind::kBlock);
   }
   Fiber* next = rq.pick_next(*prev, kind, now);
   cpu->need.store(0, std::memory_order_relaxed);
@@ -124,9 +124,8 @@ void schedule_locked_out(SwitchKind kind) {
 
 void schedule() {
   Fiber* self = this_cpu()->current;
-  if (const uint32_t count = preempt_count(); count != 0) [[unlikely]] {
-    scheduling_while_atomic(*self, count);
-  }
+  const uint32_t calls = preempt_count();
+  if ((calls & ~kCallMask) != 0) [[unlikely]] scheduling_while_atomic(*self, calls);
   if (jiffy_held_pthread_mutexes != nullptr) [[unlikely]] {
     if (const int held = jiffy_held_pthread_mutexes(); held > 0) complain_of_held_mutex(*self, held);
   }
@@ -134,9 +133,14 @@ void schedule() {
   const bool hook = self->sleep_hook != nullptr &&
                     self->state.load(std::memory_order_relaxed) != FiberState::kRunning;
   if (hook) self->sleep_hook(self, /*going_to_sleep=*/true);
-  preempt_disable();
+  // The nesting of calls is this fiber's; the count across a switch is one for all.
+  set_preempt_count(kPreemptUnit);
   schedule_locked_out(SwitchKind::kBlock);
-  preempt_enable();
+  if (calls != 0) {
+    set_preempt_count(calls);
+  } else {
+    preempt_enable();
+  }
   if (hook) self->sleep_hook(self, /*going_to_sleep=*/false);
 }
 
@@ -229,10 +233,9 @@ bool cond_resched() {
 void might_sleep() {
   Cpu* cpu = this_cpu();
   if (cpu == nullptr) return;
-  if (const uint32_t count = preempt_count(); count != 0) [[unlikely]] {
-    scheduling_while_atomic(*cpu->current, count);
-  }
-  if (cpu_has_work(*cpu)) (void)preempt_at(Moment::kMightSleep);
+  const uint32_t count = preempt_count();
+  if ((count & ~kCallMask) != 0) [[unlikely]] scheduling_while_atomic(*cpu->current, count);
+  if (count == 0 && cpu_has_work(*cpu)) (void)preempt_at(Moment::kMightSleep);
 }
 
 // --- Interrupts that belong to the scheduler.

@@ -227,6 +227,7 @@ Status spawn_prepare(RuntimeState& state, const SpawnRequest& request, Fiber** o
 }
 
 void spawn_start(Fiber& fiber, void (*invoke)(void* block), void (*destroy)(void* block)) {
+  const JiffyCall call;
   fiber.invoke = invoke;
   fiber.destroy = destroy;
   fiber.on_stack.store(true, std::memory_order_relaxed);
@@ -240,8 +241,9 @@ void spawn_start(Fiber& fiber, void (*invoke)(void* block), void (*destroy)(void
   fiber.cpu.store(&target, std::memory_order_release);
   fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
   const int64_t now = fiber.sched_class == SchedClass::kFair ? clock_now(state) : 0;
+  if (now != 0) rq.update_current(now);
   rq.enqueue(fiber, RunQueue::kInitial, now);
-  rq.wakeup_preempt(fiber, RunQueue::kInitial, now);
+  rq.wakeup_preempt(fiber, RunQueue::kInitial);
   const int running = rq.nr_running();
   rq.unlock_and_notify();
   count_event(state, Counter::kSpawns);

@@ -41,10 +41,11 @@ void count_real_wakeup(RuntimeState& state, const Fiber& fiber, const Cpu& targe
 bool wake_queued(Fiber& fiber, RunQueue& rq) {
   RuntimeState& state = *rq.cpu().state;
   const int64_t now = needs_clock(fiber, state) ? clock_now(state) : 0;
+  if (now != 0) rq.update_current(now);
   const bool slept = fiber.sched_class == SchedClass::kFair && fiber.fair.delayed;
   if (slept) rq.requeue_delayed(fiber, now);
   fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
-  if (rq.cpu().current != &fiber) rq.wakeup_preempt(fiber, RunQueue::kWakeup, now);
+  if (rq.cpu().current != &fiber) rq.wakeup_preempt(fiber, RunQueue::kWakeup);
   if (slept) {
     count_real_wakeup(state, fiber, rq.cpu());
   } else {
@@ -95,9 +96,10 @@ bool try_to_wake_up(Fiber& fiber) {
       count_event(state, Counter::kMigrations);
     }
     const int64_t now = needs_clock(fiber, state) ? clock_now(state) : 0;
+    if (now != 0) rq->update_current(now);
     rq->enqueue(fiber, flags, now);
     fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
-    rq->wakeup_preempt(fiber, flags, now);
+    rq->wakeup_preempt(fiber, flags);
     count_real_wakeup(state, fiber, *target);
     rq->unlock_and_notify();
     woken = true;

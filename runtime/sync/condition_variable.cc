@@ -5,6 +5,7 @@
 namespace jiffy {
 
 WaitResult ConditionVariable::wait(std::unique_lock<Mutex>& lock, const Until& until) {
+  const JiffyCall call;
   HandoffWait self;
   waiters_.lock();
   self.enqueue(waiters_);

@@ -26,6 +26,7 @@ EventFd::~EventFd() {
 
 uint64_t EventFd::signal(uint64_t n) {
   if ((preempt_count() & kInEventFdWake) != 0) return 0;
+  const JiffyCall call;
   if (Cpu* cpu = this_cpu()) cpu->counters.add_shared(Counter::kEventfdSignals);
   waiters_.lock();
   const uint64_t added = n > UINT64_MAX - count_ ? UINT64_MAX - count_ : n;

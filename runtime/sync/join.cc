@@ -57,6 +57,7 @@ WaitResult wait_done(Fiber& fiber, const Until& until) {
   if (this_cpu() == nullptr && fiber.state_of_runtime->machine->simulated()) {
     return run_sim_until_done(fiber, until);
   }
+  const JiffyCall call;
   fiber.join_queue.lock();
   if (fiber.done) {
     fiber.join_queue.unlock();

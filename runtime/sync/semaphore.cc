@@ -13,6 +13,7 @@ bool Semaphore::try_acquire() {
 }
 
 WaitResult Semaphore::acquire(const Until& until) {
+  const JiffyCall call;
   waiters_.lock();
   if (count_ > 0) {
     --count_;
@@ -26,6 +27,7 @@ WaitResult Semaphore::acquire(const Until& until) {
 }
 
 void Semaphore::release(int64_t units) {
+  const JiffyCall call;
   waiters_.lock();
   for (; units > 0 && !waiters_.empty(); --units) HandoffWait::grant(*waiters_.front());
   count_ += units;

@@ -41,7 +41,22 @@ int WaitQueue::wake_locked(int exclusive, uint64_t key) {
   return woken;
 }
 
+int WaitQueue::wake(int exclusive, uint64_t key) {
+  const JiffyCall call;
+  lock();
+  const int woken = wake_locked(exclusive, key);
+  unlock();
+  return woken;
+}
+
 namespace detail {
+
+void begin_call() { preempt_count_add(kCallUnit); }
+void end_call() {
+  if (!preempt_count_sub_and_test(kCallUnit)) return;
+  const Cpu* cpu = this_cpu();
+  if (cpu != nullptr && cpu_has_work(*cpu)) preempt_enable_slow();
+}
 
 BlockingWait::BlockingWait(WaitQueue& queue, const Until& until, uint8_t entry_flags)
     : queue_(queue), limited_(until.limited()), deadline_(until.deadline_ns()) {

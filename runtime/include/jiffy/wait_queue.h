@@ -30,6 +30,16 @@ struct WaitEntry {
 
 namespace detail {
 
+// The bounds of a jiffy call; see JiffyCall of the runtime.
+void begin_call();
+void end_call();
+struct CallScope {
+  CallScope() { begin_call(); }
+  ~CallScope() { end_call(); }
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+};
+
 // A blocking wait of the calling fiber or thread on a queue; WaitQueue::wait() drives it.
 class BlockingWait : public WaitEntry {
  public:
@@ -103,15 +113,14 @@ class WaitQueue {
   int wake_locked(int exclusive, uint64_t key = 0);
 
   // Takes the lock. Any context.
-  int wake(int exclusive, uint64_t key = 0) {
-    return with_lock([&] { return wake_locked(exclusive, key); });
-  }
+  int wake(int exclusive, uint64_t key = 0);
 
   // Blocks until condition() is true; it is called under the lock, first at once, and again after
   // each wakeup. What it consumes when it is true is consumed once: kReady goes before a deadline
   // that passed at the same moment.
   template <class Condition>
   WaitResult wait(Condition&& condition, const Until& until = {}, uint8_t flags = 0) {
+    const detail::CallScope call;
     lock();
     if (condition()) {
       unlock();
