@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
 #include <list>
 #include <random>
 #include <vector>
@@ -100,7 +98,9 @@ class Checked {
     EXPECT_TRUE(std::equal(in_order.begin(), in_order.end(), sorted_.begin(), sorted_.end()));
     EXPECT_EQ(tree_.empty(), sorted_.empty());
     EXPECT_EQ(tree_.first(), sorted_.empty() ? nullptr : sorted_.front());
-    if (tree_.root() != nullptr) EXPECT_EQ(tree_.root()->node.parent, nullptr);
+    if (tree_.root() != nullptr) {
+      EXPECT_EQ(tree_.root()->node.parent, nullptr);
+    }
   }
   Tree& tree() { return tree_; }
 

@@ -150,14 +150,14 @@ class GuestRing {
   std::vector<PacketHeader> headers_;  // P, published by head_
   std::vector<std::byte> data_;        // P, published by head_; touched by its construction
 
-  alignas(128) std::atomic<uint64_t> head_{0};  // P: entries ever published
-  alignas(128) std::atomic<uint64_t> tail_{0};  // C: entries ever released
+  alignas(128) std::atomic<uint64_t> head_{0};    // P: entries ever published
+  alignas(128) std::atomic<uint64_t> tail_{0};    // C: entries ever released
   alignas(128) std::atomic<bool> notify_{false};  // C
   std::atomic<bool> producer_waits_{false};       // P
-  alignas(128) uint64_t head_local_ = 0;  // P
-  uint64_t tail_seen_ = 0;                // P
-  alignas(128) uint64_t tail_local_ = 0;  // C
-  uint64_t head_seen_ = 0;                // C
+  alignas(128) uint64_t head_local_ = 0;          // P
+  uint64_t tail_seen_ = 0;                        // P
+  alignas(128) uint64_t tail_local_ = 0;          // C
+  uint64_t head_seen_ = 0;                        // C
 };
 
 }  // namespace jiffy

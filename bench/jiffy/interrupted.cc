@@ -1,9 +1,8 @@
 #include "interrupted.h"
 
+#include <algorithm>
 #include <csignal>
 #include <ctime>
-
-#include <algorithm>
 
 namespace jiffy {
 

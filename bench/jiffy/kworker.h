@@ -54,12 +54,12 @@ struct CellRun {
   double throughput_gbit_s = 0;  // what the consumers took out
   double offered_gbit_s = 0;     // what the producers made, dropped packets included
   uint64_t offered = 0, received = 0, dropped = 0;  // packets
-  LatencySummary kworker;        // queue to run; count 0 without a kworker
-  LatencySummary signal_to_run;  // first signal to the consumer running
+  LatencySummary kworker;                           // queue to run; count 0 without a kworker
+  LatencySummary signal_to_run;                     // first signal to the consumer running
   std::array<LatencySummary, kLatencyKinds> queue_latency;
-  double consumer_busy_percent = 0;      // of the time, mean of the consumers
-  double work_on_producer_percent = 0;   // of the works, on a Cpu of a producer
-  double host_wait_percent = 0;          // of the time, the Cpus' threads waited for a host CPU
+  double consumer_busy_percent = 0;     // of the time, mean of the consumers
+  double work_on_producer_percent = 0;  // of the works, on a Cpu of a producer
+  double host_wait_percent = 0;         // of the time, the Cpus' threads waited for a host CPU
   CounterSnapshot counts;
   uint64_t checksum_errors = 0, sequence_errors = 0;
 };
@@ -81,6 +81,7 @@ struct Baseline {
 struct KworkerReport {
   KworkerOptions options;
   int cpus = 0;
+  bool pinned = false;  // each Cpu to a CPU of its own
   Baseline baseline;
   std::vector<Cell> cells;
   bool interrupted = false;
@@ -90,6 +91,7 @@ struct KworkerReport {
 int run_kworker(const KworkerOptions& options);
 
 // kworker_report.cc
+std::vector<std::string> kworker_warnings(const KworkerReport& report);
 std::string kworker_text(const KworkerReport& report);
 
 // Over the runs of a cell.

@@ -3,6 +3,7 @@
 #include <jiffy/fiber.h>
 #include <jiffy/time.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -68,7 +69,7 @@ class Producer {
     std::memcpy(bin_.data(), packet, bin_.size());
     Checksum checksum;
     checksum.add(bin_.data(), bin_.size());
-    bin_sum_ ^= checksum.value();
+    bin_sum_ = checksum.value();
     add(chain_.dropped);
   }
 
@@ -97,7 +98,7 @@ class Producer {
   Chain& chain_;
   const std::vector<std::byte> packets_;
   std::vector<std::byte> bin_;
-  volatile uint64_t bin_sum_ = 0;  // volatile: the dropped packets' checksums are computed
+  volatile uint64_t bin_sum_ = 0;  // volatile, so that it is really computed
   size_t turn_bytes_ = 0;
   size_t turn_packets_ = 0;
   int64_t blocked_at_ = 0;
@@ -143,8 +144,10 @@ class Consumer {
 
   void sleep() {
     const int64_t before = now_ns();
+    chain_.asleep_since.store(before, std::memory_order_relaxed);
     chain_.interrupt.wait();
     const int64_t after = now_ns();
+    chain_.asleep_since.store(0, std::memory_order_relaxed);
     chain_.asleep_ns.store(chain_.asleep_ns.load(std::memory_order_relaxed) + after - before,
                            std::memory_order_relaxed);
     // No stamp: the interrupt came late, for packets that the look above had found.

@@ -1,5 +1,5 @@
-// The chain of P1: a vhost worker fills a guest's ring and signals an eventfd, whose irqfd injects an
-// interrupt, which wakes the guest's CPU.
+// The chain of P1: a vhost worker fills a guest's ring and signals an eventfd, whose irqfd injects
+// an interrupt, which wakes the guest's CPU.
 //
 //   Producer -> GuestRing, EventFd -> IrqFd -> (kworker) -> GuestInterrupt -> Consumer
 //
@@ -52,10 +52,11 @@ struct Chain {
   std::atomic<bool> stop_producing{false};
   std::atomic<bool> stop_consuming{false};
 
-  std::atomic<uint64_t> offered{0};   // P: packets
-  std::atomic<uint64_t> dropped{0};   // P: packets
-  std::atomic<uint64_t> received{0};  // C: packets
-  std::atomic<int64_t> asleep_ns{0};  // C
+  std::atomic<uint64_t> offered{0};      // P: packets
+  std::atomic<uint64_t> dropped{0};      // P: packets
+  std::atomic<uint64_t> received{0};     // C: packets
+  std::atomic<int64_t> asleep_ns{0};     // C: the sleeps that have ended
+  std::atomic<int64_t> asleep_since{0};  // C: ns, while it sleeps; 0 otherwise
   // When the producer first signalled since the consumer asked for it; 0: not yet. Cleared by C,
   // set by P; ordered by the ring's notification protocol and the wakeup.
   std::atomic<int64_t> signalled_at{0};

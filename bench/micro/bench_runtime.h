@@ -9,8 +9,8 @@
 
 namespace jiffy::micro {
 
-// `cpus` Cpus, each on a host CPU of its own, from the first allowed one on. An idle single Cpu does
-// not poll: while the reference has its turn, it would take the CPU from it.
+// `cpus` Cpus, each on a host CPU of its own, from the first allowed one on. An idle single Cpu
+// does not poll: while the reference has its turn, it would take the CPU from it.
 inline Options bench_options(int cpus) {
   Options options;
   options.cpus = cpus;

@@ -1,5 +1,6 @@
 #include "micro/harness.h"
 
+#include <benchmark/benchmark.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,8 +11,6 @@
 #include <cmath>
 #include <cstdio>
 
-#include <benchmark/benchmark.h>
-
 #include "micro/futex_wake.h"
 #include "micro/raw_contexts.h"
 
@@ -20,8 +19,7 @@ namespace jiffy::micro {
 Range range_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t n = values.size();
-  const double median =
-      n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+  const double median = n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
   return {median, values.front(), values.back()};
 }
 
@@ -126,9 +124,8 @@ Primitives measure_primitives() {
     p.locked = measure_median([&] {
       return time_per(kOperations, [&] { word.exchange(1, std::memory_order_acquire); });
     });
-    p.clock = measure_median([] {
-      return time_per(kOperations, [] { benchmark::DoNotOptimize(__rdtsc()); });
-    });
+    p.clock = measure_median(
+        [] { return time_per(kOperations, [] { benchmark::DoNotOptimize(__rdtsc()); }); });
   }
   if (allowed_cpus() >= 2) {
     FutexWake wake;

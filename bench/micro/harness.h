@@ -65,7 +65,7 @@ struct Settings {
 
 struct Row {
   const char* name;
-  const char* what;  // one line
+  const char* what;       // one line
   const char* reference;  // its name; null for none
   Bar bar;
   Floor floor;

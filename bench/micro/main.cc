@@ -79,8 +79,8 @@ std::optional<Arguments> parse(int argc, char** argv) {
 Outcome run_row(const Row& row, const Settings& settings) {
   if (const int allowed = allowed_cpus(); allowed < row.host_cpus) {
     Outcome outcome;
-    outcome.skipped = "it needs " + std::to_string(row.host_cpus) + " CPUs, and this process may use " +
-                      std::to_string(allowed);
+    outcome.skipped = "it needs " + std::to_string(row.host_cpus) +
+                      " CPUs, and this process may use " + std::to_string(allowed);
     return outcome;
   }
   return row.run(row, settings);

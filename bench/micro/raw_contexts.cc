@@ -3,10 +3,9 @@
 #include <sys/mman.h>
 #include <xmmintrin.h>
 
+#include <boost/context/detail/fcontext.hpp>
 #include <cstdio>
 #include <cstdlib>
-
-#include <boost/context/detail/fcontext.hpp>
 
 #include "micro/harness.h"
 
@@ -61,12 +60,12 @@ RawRing::RawRing(int contexts, bool sticky) : impl_(std::make_unique<Impl>()) {
   for (size_t i = 0; i < count; ++i) {
     impl_->links[i].next = &impl_->links[(i + 1) % count];
     if (i == 0) continue;  // the caller
-    char* top = static_cast<char*>(impl_->stacks) + (i + 1) * kStackSize -
-                i % kColours * kColourStep;
+    char* top =
+        static_cast<char*>(impl_->stacks) + (i + 1) * kStackSize - i % kColours * kColourStep;
     // A new context starts with the flags of its maker.
     _mm_setcsr((saved & ~0x3fu) | (sticky && i % 2 == 1 ? kInexact : 0));
-    impl_->links[i].where = bctx::make_fcontext(top, kStackSize - kColours * kColourStep,
-                                                Impl::loop);
+    impl_->links[i].where =
+        bctx::make_fcontext(top, kStackSize - kColours * kColourStep, Impl::loop);
   }
   _mm_setcsr(saved & ~0x3fu);
 }

@@ -84,7 +84,8 @@ void print_environment(const Environment& e) {
 }
 
 void print_header() {
-  std::printf("%-23s %-32s %-32s %6s  %-9s %s\n", "row", "ours", "reference", "ratio", "bar", "met");
+  std::printf("%-23s %-32s %-32s %6s  %-9s %s\n", "row", "ours", "reference", "ratio", "bar",
+              "met");
 }
 
 void print_row(const Measured& measured) {

@@ -1,7 +1,6 @@
 // Switching and starting fibers: yield_*, spawn_join.
-#include <jiffy/fiber.h>
-
 #include <benchmark/benchmark.h>
+#include <jiffy/fiber.h>
 #include <xmmintrin.h>
 
 #include <boost/context/fiber.hpp>
@@ -41,7 +40,7 @@ double yield_ring(Runtime& rt, int fibers, const SpawnOptions& options, Turn tur
         options));
   }
   yield();
-  const auto switches = [&rt] { return rt.counters()[Counter::kContextSwitches]; };
+  const auto switches = [&rt] { return rt.counters().at(Counter::kContextSwitches); };
   const uint64_t before = switches();
   const double start = now_ns();
   for (int64_t i = 0; i < kSwitches / fibers; ++i) {
@@ -88,8 +87,10 @@ Outcome run_yield_mxcsr(const Row& row, const Settings& settings) {
     });
   };
   Outcome outcome = contend(row, settings,
-                            {in_fiber(rt, [&] { return measure(3.0f); }, options),
-                             in_fiber(rt, [&] { return measure(2.0f); }, options)});
+                            {in_fiber(
+                                 rt, [&] { return measure(3.0f); }, options),
+                             in_fiber(
+                                 rt, [&] { return measure(2.0f); }, options)});
   RawRing same(2), different(2, /*sticky=*/true);
   const auto raw = [&](RawRing& ring) {
     std::vector<double> values;
@@ -100,22 +101,22 @@ Outcome run_yield_mxcsr(const Row& row, const Settings& settings) {
   };
   char note[128];
   const double raw_same = raw(same), raw_different = raw(different);
-  std::snprintf(note, sizeof note, "plain jump_fcontext: %.1f ns with the same flags, %.1f with different ones (%.1f x)",
-                raw_same, raw_different, raw_different / raw_same);
+  std::snprintf(
+      note, sizeof note,
+      "plain jump_fcontext: %.1f ns with the same flags, %.1f with different ones (%.1f x)",
+      raw_same, raw_different, raw_different / raw_same);
   outcome.notes.emplace_back(note);
   return outcome;
 }
 
-// The reference allocates its stack from a pool, runs an empty function and gives the stack back; it
-// has no scheduler, no join and no result, so the bar leaves ours some more.
+// The reference allocates its stack from a pool, runs an empty function and gives the stack back;
+// it has no scheduler, no join and no result, so the bar leaves ours some more.
 Outcome run_spawn_join(const Row& row, const Settings& settings) {
   constexpr int64_t kSpawns = 300'000;
   namespace ctx = boost::context;
   Runtime rt(bench_options(1));
   ctx::pooled_fixedsize_stack pool(rt.options().stack_size);
-  const auto ours = [] {
-    return time_per(kSpawns, [] { spawn([] {}).join(); });
-  };
+  const auto ours = [] { return time_per(kSpawns, [] { spawn([] {}).join(); }); };
   const auto reference = [&pool] {
     return time_per(kSpawns, [&pool] {
       ctx::fiber fiber(std::allocator_arg, pool,
@@ -130,21 +131,41 @@ Outcome run_spawn_join(const Row& row, const Settings& settings) {
 
 std::vector<Row> switch_rows() {
   return {
-      {"yield_fifo_1000", "yield among 1000 cooperative fibers of the FIFO class",
-       "jump_fcontext in a ring of as many", {Bar::kRatio, 4, "<= 4 x"}, {.jumps = 1, .locked = 1},
-       1, run_yield_fifo_1000},
-      {"yield_fair_2", "yield between 2 fibers, EEVDF", "jump_fcontext in a ring of as many",
-       {Bar::kAbsolute, 60, "<= 60 ns"}, {.jumps = 1, .locked = 1, .clocks = 1}, 1,
+      {"yield_fifo_1000",
+       "yield among 1000 cooperative fibers of the FIFO class",
+       "jump_fcontext in a ring of as many",
+       {Bar::kRatio, 4, "<= 4 x"},
+       {.jumps = 1, .locked = 1},
+       1,
+       run_yield_fifo_1000},
+      {"yield_fair_2",
+       "yield between 2 fibers, EEVDF",
+       "jump_fcontext in a ring of as many",
+       {Bar::kAbsolute, 60, "<= 60 ns"},
+       {.jumps = 1, .locked = 1, .clocks = 1},
+       1,
        run_yield_fair_2},
-      {"yield_fair_1000", "yield among 1000 fibers, EEVDF", "jump_fcontext in a ring of as many",
-       {Bar::kAbsolute, 110, "<= 110 ns"}, {.jumps = 1, .locked = 1, .clocks = 1}, 1,
+      {"yield_fair_1000",
+       "yield among 1000 fibers, EEVDF",
+       "jump_fcontext in a ring of as many",
+       {Bar::kAbsolute, 110, "<= 110 ns"},
+       {.jumps = 1, .locked = 1, .clocks = 1},
+       1,
        run_yield_fair_1000},
-      {"yield_mxcsr", "yield between 2 fibers whose sticky FP flags differ",
-       "the same with equal flags", {Bar::kRatio, 1.5, "<= 1.5 x"}, {.jumps = 1, .locked = 1}, 1,
+      {"yield_mxcsr",
+       "yield between 2 fibers whose sticky FP flags differ",
+       "the same with equal flags",
+       {Bar::kRatio, 1.5, "<= 1.5 x"},
+       {.jumps = 1, .locked = 1},
+       1,
        run_yield_mxcsr},
-      {"spawn_join", "an empty fiber on a pooled stack, to its end",
-       "boost::context::fiber with pooled_fixedsize_stack", {Bar::kRatio, 1.3, "<= 1.3 x"},
-       {.jumps = 2, .locked = 4}, 1, run_spawn_join},
+      {"spawn_join",
+       "an empty fiber on a pooled stack, to its end",
+       "boost::context::fiber with pooled_fixedsize_stack",
+       {Bar::kRatio, 1.3, "<= 1.3 x"},
+       {.jumps = 2, .locked = 4},
+       1,
+       run_spawn_join},
   };
 }
 

@@ -1,9 +1,8 @@
 // Two fibers that wake each other, and a lock that nobody wants: pingpong_*, mutex_uncontended.
+#include <benchmark/benchmark.h>
 #include <jiffy/condition_variable.h>
 #include <jiffy/mutex.h>
 #include <jiffy/semaphore.h>
-
-#include <benchmark/benchmark.h>
 
 #include <atomic>
 #include <boost/fiber/buffered_channel.hpp>
@@ -61,8 +60,9 @@ double semaphore_rounds(int64_t rounds) {
 
 Outcome run_pingpong_semaphore(const Row& row, const Settings& settings) {
   Runtime rt(bench_options(1));
-  return contend(row, settings, {in_fiber(rt, [] { return semaphore_rounds(kRounds); }),
-                                 on_first_cpu([] { return boost_channel_rounds(kRounds); })});
+  return contend(row, settings,
+                 {in_fiber(rt, [] { return semaphore_rounds(kRounds); }),
+                  on_first_cpu([] { return boost_channel_rounds(kRounds); })});
 }
 
 // The same text for both libraries: the turn is a bool under the mutex, one condition variable for
@@ -92,8 +92,8 @@ Outcome run_pingpong_condvar(const Row& row, const Settings& settings) {
     return condvar_rounds<Mutex, ConditionVariable>(kRounds, [](auto fn) { return spawn(fn); });
   };
   const auto reference = [] {
-    return condvar_rounds<bf::mutex, bf::condition_variable>(
-        kRounds, [](auto fn) { return bf::fiber(fn); });
+    return condvar_rounds<bf::mutex, bf::condition_variable>(kRounds,
+                                                             [](auto fn) { return bf::fiber(fn); });
   };
   return contend(row, settings, {in_fiber(rt, ours), on_first_cpu(reference)});
 }
@@ -230,17 +230,34 @@ Outcome run_mutex_uncontended(const Row& row, const Settings& settings) {
 
 std::vector<Row> sync_rows() {
   return {
-      {"pingpong_semaphore", "two fibers on one Cpu, a round trip by two semaphores",
-       "Boost.Fiber's buffered_channel", {Bar::kRatio, 0.4, "<= 0.4 x"},
-       {.jumps = 2, .locked = 8, .clocks = 2}, 1, run_pingpong_semaphore},
-      {"pingpong_condvar", "two fibers on one Cpu, a round trip by mutex and condition variable",
-       "Boost.Fiber's condition_variable", {Bar::kRatio, 0.5, "<= 0.5 x"},
-       {.jumps = 2, .locked = 12, .clocks = 2}, 1, run_pingpong_condvar},
-      {"pingpong_two_cpus_busy", "fibers on two busy Cpus, a round trip by two semaphores, p50",
-       "Boost.Fiber's buffered_channel", {Bar::kRatio, 1, "<= 1 x"},
-       {.jumps = 4, .locked = 8, .clocks = 2}, 2, run_pingpong_two_cpus_busy},
-      {"mutex_uncontended", "lock and unlock of a free mutex", "compare-exchange and exchange",
-       {Bar::kRatio, 1.3, "<= 1.3 x"}, {.locked = 2}, 1, run_mutex_uncontended},
+      {"pingpong_semaphore",
+       "two fibers on one Cpu, a round trip by two semaphores",
+       "Boost.Fiber's buffered_channel",
+       {Bar::kRatio, 0.4, "<= 0.4 x"},
+       {.jumps = 2, .locked = 8, .clocks = 2},
+       1,
+       run_pingpong_semaphore},
+      {"pingpong_condvar",
+       "two fibers on one Cpu, a round trip by mutex and condition variable",
+       "Boost.Fiber's condition_variable",
+       {Bar::kRatio, 0.5, "<= 0.5 x"},
+       {.jumps = 2, .locked = 12, .clocks = 2},
+       1,
+       run_pingpong_condvar},
+      {"pingpong_two_cpus_busy",
+       "fibers on two busy Cpus, a round trip by two semaphores, p50",
+       "Boost.Fiber's buffered_channel",
+       {Bar::kRatio, 1, "<= 1 x"},
+       {.jumps = 4, .locked = 8, .clocks = 2},
+       2,
+       run_pingpong_two_cpus_busy},
+      {"mutex_uncontended",
+       "lock and unlock of a free mutex",
+       "compare-exchange and exchange",
+       {Bar::kRatio, 1.3, "<= 1.3 x"},
+       {.locked = 2},
+       1,
+       run_mutex_uncontended},
   };
 }
 

@@ -92,7 +92,8 @@ void Cpu::program_oneshot() {
 void preempt_enable_slow() {
   for (;;) {
     Cpu* cpu = this_cpu();
-    if (cpu->pending.load(std::memory_order_relaxed) != 0) {
+    const bool interrupted = cpu->pending.load(std::memory_order_relaxed) != 0;
+    if (interrupted) {
       preempt_disable();
       cpu->service_interrupts();
       preempt_enable_no_resched();
@@ -101,7 +102,7 @@ void preempt_enable_slow() {
       if (cpu->pending.load(std::memory_order_relaxed) == 0) return;
       continue;
     }
-    if (!cpu->hooks->preempt_point(*cpu)) return;
+    if (!cpu->hooks->preempt_point(*cpu, interrupted)) return;
     // After a switch this may be another Cpu, and new interrupts may have come.
     if (!cpu_has_work(*this_cpu())) return;
   }

@@ -55,7 +55,8 @@ struct CpuHooks {
   void (*main)(Cpu& cpu);
   // At an outermost preempt_enable with a request pending: schedules if the mode's rule says so.
   // Returns whether it did.
-  bool (*preempt_point)(Cpu& cpu);
+  // `interrupted`: it is the return from an interrupt that was taken there.
+  bool (*preempt_point)(Cpu& cpu, bool interrupted);
   // In the tick interrupt.
   void (*tick)(Cpu& cpu, int64_t now);
   // Wakes the Cpu's soft-interrupt thread.

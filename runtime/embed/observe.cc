@@ -72,7 +72,7 @@ void append_fiber(std::string& out, const Fiber& fiber) {
 }  // namespace
 
 CounterSnapshot Runtime::counters() const {
-  CounterSnapshot sum = state_->foreign_counters.snapshot();
+  CounterSnapshot sum = state_->foreign_counters.snapshot() - state_->foreign_before;
   for (const auto& unit : state_->units) sum += unit->cpu.counters.snapshot();
   derive(sum);
   return sum;

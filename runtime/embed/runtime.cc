@@ -40,14 +40,16 @@ void on_drain_interrupt(Cpu& cpu, void*) {
 }
 
 int64_t live_fibers(const RuntimeState& state) {
-  int64_t live = 0;
-  const auto sum = [&](const Counters& c) {
-    live += static_cast<int64_t>(c.get(Counter::kSpawns)) -
-            static_cast<int64_t>(c.get(Counter::kExits));
+  const auto live = [](const auto& get) {
+    return static_cast<int64_t>(get(Counter::kSpawns)) - static_cast<int64_t>(get(Counter::kExits));
   };
-  for (const auto& unit : state.units) sum(unit->cpu.counters);
-  sum(state.foreign_counters);
-  return live;
+  // Those of earlier lives of this runtime have ended, but on Cpus that are no more.
+  int64_t sum = -live([&](Counter c) { return state.foreign_before.at(c); });
+  sum += live([&](Counter c) { return state.foreign_counters.get(c); });
+  for (const auto& unit : state.units) {
+    sum += live([&](Counter c) { return unit->cpu.counters.get(c); });
+  }
+  return sum;
 }
 
 // The fibers that belong to the runtime itself and end later.
@@ -136,8 +138,6 @@ void await_zero(const std::atomic<int>& count) {
 void take_down(RuntimeState& state) {
   state.offload.reset();
   for (auto& unit : state.units) context_destroy(unit->cpu.idle.context);
-  state.last_counters = CounterSnapshot();
-  for (auto& unit : state.units) state.last_counters += unit->cpu.counters.snapshot();
   state.units.clear();
   state.cpus.clear();
   state.other_stacks.clear();
@@ -196,6 +196,7 @@ Status Runtime::start() {
     return status;
   }
   state.clock = state.machine->make_clock();
+  state.foreign_before = state.foreign_counters.snapshot();
   state.stacks = std::make_unique<StackPool>(
       state.options.stack_size,
       state.options.force_mprotect_guards ? GuardMethod::kMprotect : GuardMethod::kAuto);

@@ -6,6 +6,7 @@
 #include <boost/context/detail/fcontext.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #if defined(__SANITIZE_ADDRESS__)
 #define JIFFY_ASAN 1
@@ -46,18 +47,15 @@ namespace bctx = boost::context::detail;
 
 namespace {
 
-// jump_fcontext saves MXCSR and loads the other side's. When the two differ in the sticky
-// exception flags, that load costs some 75 ns; so both sides enter the jump with the flags clear.
-// The flags are thereby dropped at a switch, the control bits (rounding, masks) stay the context's.
-inline void clear_sticky_flags() {
-  constexpr unsigned int kStickyFlags = 0x3f;
-  const unsigned int mxcsr = _mm_getcsr();
-  if ((mxcsr & kStickyFlags) != 0) _mm_setcsr(mxcsr & ~kStickyFlags);
-}
 
-// What every resumed context does first: only now is it known where the other one stopped.
+constexpr uint16_t kDefaultX87 = 0x037f;
+
+// What every resumed context does first, given itself: only now is it known where the other one
+// stopped.
 [[gnu::always_inline]] inline Context* switch_finish(bctx::transfer_t transfer) {
-  Context* previous = static_cast<Context*>(transfer.data);
+  Context* self = static_cast<Context*>(transfer.data);
+  Context* previous = static_cast<Context*>(self->fctx);
+  self->fctx = nullptr;
   previous->fctx = transfer.fctx;
   return previous;
 }
@@ -107,7 +105,12 @@ void context_init(Context& context, void* stack_pointer, void (*entry)(Context* 
   const size_t room = static_cast<size_t>(static_cast<char*>(stack_pointer) -
                                           static_cast<char*>(context.stack_bottom));
   context.entry = entry;
+  context.mxcsr = Context::kDefaultMxcsr;
   context.fctx = bctx::make_fcontext(stack_pointer, room, trampoline);
+  // Its frame begins with the two control words, taken from the caller; a fiber starts with the
+  // default ones, whoever spawned it.
+  std::memcpy(context.fctx, &Context::kDefaultMxcsr, sizeof(uint32_t));
+  std::memcpy(static_cast<char*>(context.fctx) + 4, &kDefaultX87, sizeof kDefaultX87);
   context.eh = EhGlobals{};
   context.asan_fake_stack = nullptr;
 #ifdef JIFFY_TSAN
@@ -134,14 +137,28 @@ void context_destroy(Context& context) {
   context.tsan_fiber = nullptr;
 }
 
+// jump_fcontext stores MXCSR. That costs some 60 ns when a sticky flag was set since MXCSR was last
+// loaded, since the store must wait for the flags to be gathered; a load of a known word costs next
+// to nothing, and makes a store that comes some instructions later cheap. That the word has not been
+// changed is seen from the x87 control word, cheap to read, which <cfenv> changes along with it.
+void context_prepare_switch(Context& from) {
+  constexpr uint32_t kStickyFlags = 0x3f;
+  uint16_t x87;
+  asm volatile("fnstcw %0" : "=m"(x87));
+  uint32_t mxcsr = from.mxcsr;
+  if (x87 != kDefaultX87 || (mxcsr & Context::kKeepMxcsr) != 0) [[unlikely]] {
+    mxcsr = _mm_getcsr() & ~kStickyFlags;
+    from.mxcsr = mxcsr | (from.mxcsr & Context::kKeepMxcsr);
+  }
+  _mm_setcsr(mxcsr);
+}
+
 JIFFY_NO_TSAN Context* context_switch(Context& from, Context& to, EhGlobals* eh, bool from_dies) {
   from.eh = *eh;
   *eh = to.eh;
-  from.target = &to;
   void* const target = to.fctx;
   if (target == nullptr) [[unlikely]] resumed_while_running();
-  to.fctx = nullptr;
-  clear_sticky_flags();
+  to.fctx = &from;
 #ifdef JIFFY_ASAN
   // A dying context gives its fake stack back: null for its save slot.
   __sanitizer_start_switch_fiber(from_dies ? nullptr : &from.asan_fake_stack, to.stack_bottom,
@@ -152,9 +169,9 @@ JIFFY_NO_TSAN Context* context_switch(Context& from, Context& to, EhGlobals* eh,
 #ifdef JIFFY_TSAN
   __tsan_switch_to_fiber(to.tsan_fiber, 0);
 #endif
-  const bctx::transfer_t back = balanced_jump(target, &from);
+  const bctx::transfer_t back = balanced_jump(target, &to);
 #ifdef JIFFY_ASAN
-  Context* const previous_context = static_cast<Context*>(back.data);
+  Context* const previous_context = static_cast<Context*>(from.fctx);
   const void* bottom = nullptr;
   size_t size = 0;
   __sanitizer_finish_switch_fiber(from.asan_fake_stack, &bottom, &size);
@@ -170,7 +187,8 @@ JIFFY_NO_TSAN Context* context_switch(Context& from, Context& to, EhGlobals* eh,
 namespace {
 
 JIFFY_NO_TSAN void trampoline(bctx::transfer_t transfer) {
-  Context* previous = static_cast<Context*>(transfer.data);
+  Context* self = static_cast<Context*>(transfer.data);
+  Context* previous = switch_finish(transfer);
 #ifdef JIFFY_ASAN
   const void* bottom = nullptr;
   size_t size = 0;
@@ -180,8 +198,7 @@ JIFFY_NO_TSAN void trampoline(bctx::transfer_t transfer) {
     previous->stack_size = size;
   }
 #endif
-  switch_finish(transfer);
-  previous->target->entry(previous);
+  self->entry(previous);
   std::abort();  // entry never returns
 }
 

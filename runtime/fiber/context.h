@@ -21,10 +21,12 @@ EhGlobals* thread_eh_globals();
 // Not thread safe: a context is switched from and to under its scheduler's rules, and it may be
 // resumed only once the other side, on its way out of context_switch(), stored where it stopped.
 //
-// The four words that a switch touches come last, so that a fiber can put them at the head of a
+// The words that a switch touches come last, so that a fiber can put them at the head of a
 // cache line with what its scheduler touches.
 struct Context {
   static constexpr size_t kColdSize = 5 * sizeof(void*);
+  static constexpr uint32_t kKeepMxcsr = 1u << 31;
+  static constexpr uint32_t kDefaultMxcsr = 0x1f80;  // all exceptions masked, round to nearest
 
   void* stack_bottom = nullptr;  // lowest usable address; null for a thread's own stack
   size_t stack_size = 0;
@@ -32,9 +34,12 @@ struct Context {
   void* asan_fake_stack = nullptr;
   void* tsan_fiber = nullptr;
 
-  void* fctx = nullptr;  // where it stopped; null while it runs
+  // Where it stopped; null while it runs. On the way to it: the context that it was switched from.
+  void* fctx = nullptr;
   EhGlobals eh;
-  Context* target = nullptr;  // whom it switched to last
+  // The MXCSR that it runs with, sticky flags clear; with kKeepMxcsr, it changes MXCSR alone and
+  // wants to keep that, so each switch reads it.
+  uint32_t mxcsr = kDefaultMxcsr;
 };
 
 // Prepares `context` to run entry(previous context) on its stack, whose initial stack pointer is
@@ -47,12 +52,16 @@ void context_init_thread(Context& context);
 // Frees what the sanitizers keep for a context that will not run again.
 void context_destroy(Context& context);
 
+// To be called some instructions before context_switch(from, ...), by whoever knows that it comes.
+void context_prepare_switch(Context& from);
+
 // Saves the running context into `from` and resumes `to`. `eh` is thread_eh_globals() of this
 // thread. `from_dies` says that `from` will never be resumed. Returns when somebody switches back,
 // perhaps on another thread, with the context that did so; from->fctx of that one is stored.
 //
-// Floating point: the control bits of MXCSR and the x87 control word belong to the context; the
-// sticky exception flags do not survive a switch.
+// Floating point: the x87 control word belongs to the context, and with it what <cfenv> sets (rounding,
+// unmasked exceptions), which is in both control words. The sticky exception flags do not survive a
+// switch. Nor does what is changed in MXCSR alone (flush to zero), without kKeepMxcsr.
 Context* context_switch(Context& from, Context& to, EhGlobals* eh, bool from_dies);
 
 }  // namespace jiffy

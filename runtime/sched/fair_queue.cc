@@ -320,6 +320,12 @@ void FairQueue::yield_current() {
   cancel_protection();
 }
 
+void FairQueue::set_slice(FairEntity& e, uint64_t slice) {
+  e.custom_slice = slice != 0;
+  e.slice = slice != 0 ? slice : base_slice_;
+  if (e.in_tree) tree_.refresh(&e);
+}
+
 void FairQueue::reweight(FairEntity& e, uint32_t weight) {
   if (!e.on_queue) {
     e.vlag = e.vlag * e.weight / weight;

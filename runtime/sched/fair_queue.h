@@ -86,6 +86,8 @@ class FairQueue {
 
   // The current entity gives up the rest of its slice: it becomes ineligible.
   void yield_current();
+  // What it asks for from its next request on; 0: the base slice.
+  void set_slice(FairEntity& e, uint64_t slice);
   // Changes the weight, keeping the lag in real time and the scaled distance to the deadline.
   void reweight(FairEntity& e, uint32_t weight);
 

@@ -31,8 +31,10 @@ Cpu& select_cpu(RuntimeState& state, const Fiber& fiber) {
   const bool local = me != nullptr && me->state == &state;
 
   // The stacking rule: a pinned worker that wakes its client on the Cpu that the client ran on is
-  // about to sleep, so the client is best off behind it.
-  if (local && me == &prev && !in_interrupt() && me->current->kernel_mode &&
+  // about to sleep, so the client is best off behind it. Workers only (they have the hook): other
+  // pinned kernel-mode fibers, such as P1's producer, may go on for ever after the wakeup, and the
+  // kernel makes no such exception for them either.
+  if (local && me == &prev && !in_interrupt() && me->current->sleep_hook != nullptr &&
       me->current->pinned_cpu >= 0 && me->rq->nr_running_hint() <= 1 &&
       fiber_allows_cpu(fiber, prev.id)) {
     return prev;
@@ -58,7 +60,10 @@ Cpu& select_cpu(RuntimeState& state, const Fiber& fiber) {
 Cpu& select_cpu_for_spawn(RuntimeState& state, const Fiber& fiber) {
   if (fiber.pinned_cpu >= 0) return *state.cpus[static_cast<size_t>(fiber.pinned_cpu)];
   const Cpu* me = this_cpu();
-  if (me != nullptr && me->state == &state && fiber_allows_cpu(fiber, me->id)) {
+  // A new worker is made because work waits, by one that goes on to work here: it starts where it
+  // can run at once.
+  const bool worker = fiber.sleep_hook != nullptr;
+  if (me != nullptr && me->state == &state && !worker && fiber_allows_cpu(fiber, me->id)) {
     return *state.cpus[static_cast<size_t>(me->id)];
   }
   Cpu* best = nullptr;

@@ -295,7 +295,7 @@ void RunQueue::hrtick(int64_t now) {
 
 void RunQueue::arm_hrtick(int64_t now) {
   constexpr int64_t kMinimumNs = 10'000;
-  if (fair_.nr_queued() - fair_.nr_delayed() < 2 || fair_.current() == nullptr) {
+  if (fair_.nr_queued() < 2 || fair_.current() == nullptr) {
     cpu_.hrtick_expiry.store(kNever, std::memory_order_relaxed);
   } else {
     cpu_.hrtick_expiry.store(now + std::max(kMinimumNs, fair_.current_remaining()),
@@ -312,14 +312,15 @@ void RunQueue::arm_hrtick(int64_t now) {
 
 void RunQueue::set_attributes(Fiber& fiber, Policy policy, int nice, int priority,
                               int64_t slice_ns, int64_t now) {
-  const bool queued = fiber.on_rq;
   const bool running = &fiber == cpu_.current;
   const bool was_fair = is_fair(fiber);
   const bool to_fair = policy != Policy::kFifo;
-  if (queued) update_current(now);
-  if (queued && was_fair && to_fair) {
-    fair_.reweight(fiber.fair, weight_for(policy, nice));
-  } else if (queued) {
+  if (fiber.on_rq) update_current(now);
+  // Only the fair class knows sleepers that stay queued.
+  if (fiber.fair.delayed && !to_fair) finish_delayed(fiber.fair);
+  const bool queued = fiber.on_rq;
+  const bool changes_class = !(was_fair && to_fair);
+  if (queued && changes_class) {
     if (running && !was_fair) {
       --nr_fifo_;
     } else {
@@ -332,11 +333,14 @@ void RunQueue::set_attributes(Fiber& fiber, Policy policy, int nice, int priorit
                       : priority == kStopPriority ? SchedClass::kStop
                                                   : SchedClass::kFifo;
   fiber.fifo_priority = static_cast<uint8_t>(priority);
-  if (!(queued && was_fair && to_fair)) fiber.fair.weight = weight_for(policy, nice);
-  fiber.fair.custom_slice = slice_ns != 0;
-  if (slice_ns != 0) fiber.fair.slice = static_cast<uint64_t>(slice_ns);
+  fair_.set_slice(fiber.fair, static_cast<uint64_t>(slice_ns));
+  if (changes_class) {
+    fiber.fair.weight = weight_for(policy, nice);
+  } else {
+    fair_.reweight(fiber.fair, weight_for(policy, nice));
+  }
   if (!queued) return;
-  if (!(was_fair && to_fair)) {
+  if (changes_class) {
     fiber.on_rq = true;
     if (to_fair) {
       fair_.enqueue(fiber.fair, 0);
@@ -345,6 +349,7 @@ void RunQueue::set_attributes(Fiber& fiber, Policy policy, int nice, int priorit
       ++nr_fifo_;
       if (!running) fifo_push(fiber, /*front=*/false);
     }
+    if (!running) begin_waiting(fiber);
     publish_hint();
   }
   if (!running) {

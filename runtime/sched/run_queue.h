@@ -67,7 +67,9 @@ class RunQueue {
   Fiber* detach_one();
 
   // Runnable fibers, the current one included, delayed ones not.
-  int nr_running() const { return nr_fifo_ + fair_.nr_queued() - fair_.nr_delayed(); }
+  int nr_running() const { return nr_queued() - fair_.nr_delayed(); }
+  // The delayed ones too.
+  int nr_queued() const { return nr_fifo_ + fair_.nr_queued(); }
   FairQueue& fair() { return fair_; }
   const FairQueue& fair() const { return fair_; }
 

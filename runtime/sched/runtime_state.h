@@ -79,7 +79,7 @@ struct RuntimeState {
   Fiber* init = nullptr;                 // I
   std::unique_ptr<OffloadPool> offload;  // I
   WorkState* work = nullptr;             // I: the worker pools; owned by the room work/
-  CounterSnapshot last_counters;         // what a stopped runtime had counted
+  CounterSnapshot foreign_before;        // I: foreign_counters at start(); they are never reset
 };
 
 // All fibers, one a line; see Runtime::dump().

@@ -43,6 +43,18 @@ void schedule();
 // it waits on: it holds that lock, or the timer base's.
 bool try_to_wake_up(Fiber& fiber);
 
+// What a stop callback does. Not a safe point: std::stop_source knows its requester by the thread, so
+// the fiber that runs a callback must neither change threads in it nor let the waiter, which destroys
+// the callback, run before its end.
+inline void wake_for_stop(Waiter& waiter) {
+  preempt_disable();
+  // seq_cst: between the request and the look at the sleeper. Partner: the sleeper announces its
+  // sleep and then looks for the request.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  (void)waiter.wake();
+  preempt_enable_no_resched();
+}
+
 // --- Attributes. Any context but interrupts.
 
 // What is wrong with them, naming the range.

@@ -92,12 +92,13 @@ void schedule_locked_out(SwitchKind kind) {
   RunQueue& rq = *cpu->rq;
   Fiber* prev = cpu->current;
   rq.lock.lock();
+  // What brought it here, before the charge below adds a request of its own.
+  const uint32_t need = cpu->need.load(std::memory_order_relaxed);
   int64_t now = 0;
   if (prev->sched_class == SchedClass::kFair || cpu->state->options.latency_stats) {
     now = cpu->now();
     rq.update_current(now);
   }
-  const uint32_t need = cpu->need.load(std::memory_order_relaxed);
   // A preempted fiber stays, even one that has announced its sleep: it has not looked yet whether
   // what it waits for is there.
   if (kind != SwitchKind::kPreempt && kind != SwitchKind::kYield && !prev->is_idle &&
@@ -189,10 +190,11 @@ bool preempt_at(Moment moment) {
 }
 
 // For a user-mode fiber the end of a jiffy call, and of an interrupt taken there, is the return to
-// user mode. For a kernel-mode one it is the end of a critical section.
-bool preempt_point(Cpu& cpu) {
+// user mode. For a kernel-mode one it is the end of the interrupt, or of a critical section.
+bool preempt_point(Cpu& cpu, bool interrupted) {
   if (cpu.current->is_idle) return false;
-  return preempt_at(cpu.current->kernel_mode ? Moment::kPreemptEnable : Moment::kReturnToUser);
+  const Moment in_kernel = interrupted ? Moment::kIrqReturnKernel : Moment::kPreemptEnable;
+  return preempt_at(cpu.current->kernel_mode ? in_kernel : Moment::kReturnToUser);
 }
 
 void tick(Cpu& cpu, int64_t now) {
@@ -203,6 +205,8 @@ void tick(Cpu& cpu, int64_t now) {
   rq.lock.lock();
   rq.tick(now);
   const int running = rq.nr_running();
+  // One that sleeps delayed is taken off by a pick, which the tick has to ask for.
+  const bool alone = rq.nr_queued() <= 1;
   rq.lock.unlock();
   if (const int fired = cpu.timers.expire(now); fired > 0) {
     cpu.counters.add(Counter::kTimersFired, static_cast<uint64_t>(fired));
@@ -210,7 +214,7 @@ void tick(Cpu& cpu, int64_t now) {
   if (running > 1) {
     cpu.wants_help.store(true, std::memory_order_relaxed);
     kick_balancer(*cpu.state);
-  } else if (cpu.timers.empty()) {
+  } else if (alone && cpu.timers.empty()) {
     cpu.machine->stop_tick(cpu);
     // A remote enqueue between the look and the stop saw the tick running: look again.
     std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -156,7 +156,7 @@ void stop_one_cpu(Cpu& cpu, void (*fn)(void* arg), void* arg) {
   s.lock.unlock();
   (void)request.waiter.block(kNever);
   // `request` lives on this stack: the stopper must be done with it.
-  while (s.lock.raw().is_locked()) cpu_relax();
+  spin_until([&s] { return !s.lock.raw().is_locked(); });
 }
 
 }  // namespace jiffy

@@ -253,6 +253,13 @@ void spawn_start(Fiber& fiber, void (*invoke)(void* block), void (*destroy)(void
   if (is_foreign(state)) end_foreign_spawn(state);
 }
 
+void spawn_abandon(Fiber& fiber) {
+  RuntimeState& state = *fiber.state_of_runtime;
+  fiber.destroy = nullptr;
+  release(fiber);
+  if (is_foreign(state)) end_foreign_spawn(state);
+}
+
 void release(Fiber& fiber) {
   if (fiber.destroy != nullptr) fiber.destroy(fiber.block);
   if (fiber.allowed != nullptr) {

@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 
 #include "sched/placement.h"
@@ -158,6 +159,7 @@ void Waiter::cancel() {
 bool Waiter::block(int64_t deadline) {
   if (fiber == nullptr) {
     timespec until;
+    deadline = std::max<int64_t>(deadline, 0);  // the system call refuses times before the clock's start
     until.tv_sec = deadline / 1'000'000'000;
     until.tv_nsec = deadline % 1'000'000'000;
     // Acquire: partner is the release in wake().

@@ -36,6 +36,8 @@ uint64_t EventFd::signal(uint64_t n) {
   return added;
 }
 
+// Readers and writers wait on one queue and are not exclusive, as in the kernel: a wakeup that reached
+// the first of them only could reach one that it does not help, such as a writer of too large a value.
 EventFd::WriteError EventFd::write(uint64_t n, const Until& until) {
   if (n == UINT64_MAX) return WriteError::kInvalid;
   const WaitResult result = waiters_.wait(
@@ -45,7 +47,7 @@ EventFd::WriteError EventFd::write(uint64_t n, const Until& until) {
         if (!waiters_.empty()) (void)wake_guarded(waiters_, kIn);
         return true;
       },
-      until, WaitEntry::kExclusive);
+      until);
   switch (result) {
     case WaitResult::kReady:
       return WriteError::kNone;
@@ -83,7 +85,7 @@ EventFd::ReadResult EventFd::read(const Until& until) {
         if (!waiters_.empty()) (void)wake_guarded(waiters_, kOut);
         return true;
       },
-      until, WaitEntry::kExclusive);
+      until);
   return {result, value};
 }
 

@@ -37,12 +37,9 @@ class HandoffWait : public WaitEntry {
  private:
   struct WakeOnStop {
     Waiter* waiter;
-    void operator()() const {
-      // seq_cst: between the request and the look at the sleeper. Partner: the announcement of the
-      // sleep under the lock, and the look for the request under it again, below.
-      std::atomic_thread_fence(std::memory_order_seq_cst);
-      (void)waiter->wake();
-    }
+    // Partner of the fence in wake_for_stop(): the announcement of the sleep under the lock, and the
+    // look for the request under it again, below.
+    void operator()() const { wake_for_stop(*waiter); }
   };
 
   static int wake_entry(WaitEntry& entry, uint64_t) {
@@ -57,7 +54,7 @@ class HandoffWait : public WaitEntry {
     (void)waiter_.block(kNever);
     // Nothing but the grant wakes. Its giver holds the lock from before the grant, and lets go of
     // it last.
-    while (queue.is_locked()) cpu_relax();
+    spin_until([&queue] { return !queue.is_locked(); });
     return WaitResult::kReady;
   }
 
@@ -71,10 +68,12 @@ class HandoffWait : public WaitEntry {
         queue.unlock();
         return WaitResult::kReady;
       }
-      if (!in_time || until.stop.stop_requested()) {
+      // A deadline goes before a stop, also where the stop woke first.
+      const bool late = !in_time || (until.deadline != kForever && now() >= until.deadline);
+      if (late || until.stop.stop_requested()) {
         queue.remove(*this);
         queue.unlock();
-        return in_time ? WaitResult::kStopped : WaitResult::kTimeout;
+        return late ? WaitResult::kTimeout : WaitResult::kStopped;
       }
       waiter_.prepare();
       queue.unlock();

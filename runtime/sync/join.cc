@@ -69,7 +69,7 @@ WaitResult wait_done(Fiber& fiber, const Until& until) {
     if (result != WaitResult::kReady) return result;
   }
   // Acquire: partner is the release in finish_switch(). A few instructions away, on another Cpu.
-  while (fiber.on_stack.load(std::memory_order_acquire)) cpu_relax();
+  spin_until([&fiber] { return !fiber.on_stack.load(std::memory_order_acquire); });
   return WaitResult::kReady;
 }
 
@@ -79,7 +79,7 @@ void detach(Fiber& fiber) {
   fiber.detached = true;
   fiber.join_queue.unlock();
   if (!done) return;
-  while (fiber.on_stack.load(std::memory_order_acquire)) cpu_relax();
+  spin_until([&fiber] { return !fiber.on_stack.load(std::memory_order_acquire); });
   release(fiber);
 }
 
@@ -128,6 +128,9 @@ const char* name() {
 int cpu() {
   const Cpu* c = this_cpu();
   return c == nullptr ? -1 : c->id;
+}
+void keep_mxcsr() {
+  if (Fiber* f = current_fiber()) f->context.mxcsr |= Context::kKeepMxcsr;
 }
 size_t stack_high_water() {
   const Fiber* f = current_fiber();

@@ -19,10 +19,15 @@ void Scope::begin_child() {
 }
 
 void Scope::end_child(std::exception_ptr error) {
-  if (error) stop_.request_stop();
+  if (error) {
+    // Recorded before the others are asked to stop: what they throw then is not the first.
+    waiters_.with_lock([&] {
+      if (!error_) error_ = std::move(error);
+    });
+    stop_.request_stop();
+  }
   // The last touch of the scope: wait() returns under the same lock, after this released it.
   waiters_.with_lock([&] {
-    if (error && !error_) error_ = std::move(error);
     if (--children_ == 0) (void)waiters_.wake_locked(WaitQueue::kAll);
   });
 }

@@ -89,7 +89,7 @@ void BlockingWait::leave() {
 std::optional<WaitResult> BlockingWait::over() {
   if (!limited_) return std::nullopt;
   // The sleep is announced: a stop that is requested from here on finds a sleeper. seq_cst fence:
-  // its partner stands in StopWake.
+  // its partner stands in wake_for_stop().
   std::atomic_thread_fence(std::memory_order_seq_cst);
   std::optional<WaitResult> result;
   if (deadline_ != kNever &&
@@ -102,10 +102,7 @@ std::optional<WaitResult> BlockingWait::over() {
   return result;
 }
 
-void BlockingWait::StopWake::operator()() const {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  (void)self->waiter_.wake();
-}
+void BlockingWait::StopWake::operator()() const { wake_for_stop(self->waiter_); }
 
 void BlockingWait::sleep() {
   // Registered outside the lock: the callback runs at once if the stop was requested meanwhile.

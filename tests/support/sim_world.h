@@ -47,8 +47,7 @@ class SimWorld {
       return true;
     });
     EXPECT_EQ(time(), 0ns);
-    start_counts_ = rt.counters();
-    start_records_ = rt.trace().size();
+    mark();
   }
 
   static SimWorld with_mode(Preemption mode, int cpus = 1) {
@@ -83,7 +82,8 @@ class SimWorld {
   }
   // ... or in an interrupt of Cpu `cpu`.
   void interrupt_at(std::chrono::nanoseconds when, int cpu, std::function<void()> fn) {
-    at(when, [this, cpu, handler = std::move(fn)]() mutable { interrupt(cpu, std::move(handler)); });
+    at(when,
+       [this, cpu, handler = std::move(fn)]() mutable { interrupt(cpu, std::move(handler)); });
   }
   void interrupt(int cpu, std::function<void()> fn) {
     interrupts_[static_cast<size_t>(cpu)].push_back(std::move(fn));
@@ -115,7 +115,11 @@ class SimWorld {
   FairQueue& fair(int id) { return cpu(id).rq->fair(); }
   bool hard(int id) { return (cpu(id).need.load() & kNeedResched) != 0; }
   bool lazy(int id) { return (cpu(id).need.load() & kNeedReschedLazy) != 0; }
-  // Events since the world was made.
+  // From here on count(), trace(), switches() and order() start anew.
+  void mark() {
+    start_counts_ = rt.counters();
+    start_records_ = rt.trace().size();
+  }
   uint64_t count(Counter counter) const { return (rt.counters() - start_counts_).at(counter); }
 
   std::vector<TraceRecord> trace(TraceEvent event, int cpu = -1) const {
@@ -178,29 +182,39 @@ class SimWorld {
 // A fiber that sleeps until wake(), again and again, and notes when it was woken and when it ran.
 class Sleeper {
  public:
-  // `body` runs after each wakeup; the fiber ends after `rounds` of them.
-  Sleeper(SimWorld& world, const SpawnOptions& options, int rounds, std::function<void()> body)
+  // `body` runs after each wakeup.
+  Sleeper(
+      SimWorld& world, const SpawnOptions& options, std::function<void()> body = [] {})
       : world_(world), body_(std::move(body)) {
-    handle_ = world.spawn(options, [this, rounds] {
-      for (int i = 0; i < rounds; ++i) {
+    handle_ = world.spawn(options, [this] {
+      for (;;) {
         sleep();
+        if (ending_) return;
         ran_.push_back(sim_time(world_.rt));
         body_();
       }
     });
   }
-  // Brings it to its first sleep. With nothing else on its Cpu.
+  ~Sleeper() { finish(); }
+  // Brings it to its first sleep, before the test begins.
   void settle() {
     world_.run_until([this] { return asleep(); });
+  }
+  // Lets it do what it was woken for, and ends it. By the test's thread.
+  void finish() {
+    if (!handle_.valid()) return;
+    settle();
+    ending_ = true;
+    (void)try_to_wake_up(fiber());
+    handle_.join();
   }
 
   // Any context. A wakeup of one that is not asleep does nothing but count.
   void wake() {
     if (asleep()) woken_.push_back(sim_time(world_.rt));
-    (void)try_to_wake_up(*handle_.native());
+    (void)try_to_wake_up(fiber());
   }
   bool asleep() const { return handle_.native()->state.load() == FiberState::kSleeping; }
-  void join() { handle_.join(); }
 
   Fiber& fiber() { return *handle_.native(); }
   const std::vector<std::chrono::nanoseconds>& ran() const { return ran_; }
@@ -221,6 +235,7 @@ class Sleeper {
 
   SimWorld& world_;
   std::function<void()> body_;
+  bool ending_ = false;
   JoinHandle<void> handle_;
   std::vector<std::chrono::nanoseconds> woken_, ran_;
 };

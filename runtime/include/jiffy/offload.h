@@ -31,7 +31,7 @@ auto offload(F&& fn) {
   if (!this_fiber::on_fiber()) return fn();
   struct Call {
     F* fn;
-    std::optional<std::conditional_t<std::is_void_v<R>, detail::Nothing, R>> value;
+    std::optional<detail::ResultValue<R>> value;
     std::exception_ptr error;
   } call{&fn, {}, {}};
   const Status status = detail::offload_and_wait(

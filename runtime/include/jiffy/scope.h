@@ -5,8 +5,10 @@
 #include <jiffy/wait_queue.h>
 
 #include <exception>
+#include <optional>
 #include <stop_token>
 #include <type_traits>
+#include <utility>
 
 namespace jiffy {
 
@@ -29,30 +31,38 @@ class Scope {
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
 
-  // fn() or fn(std::stop_token). On an error nothing was started.
+  // fn() or fn(std::stop_token). On an error nothing was started. The closure and what it captured
+  // have ended when join() returns.
   template <class F>
   Status spawn(F&& fn, const SpawnOptions& options = detail::kDefaultSpawn) {
     begin_child();
+    // Undone where the spawn fails or throws.
+    struct Begun {
+      Scope* scope;
+      ~Begun() {
+        if (scope != nullptr) scope->end_child(nullptr);
+      }
+    } begun{this};
     auto handle = spawn_in(
         state_,
-        [this, fn = std::forward<F>(fn)]() mutable {
+        [this, fn = std::optional<std::decay_t<F>>(std::in_place, std::forward<F>(fn))]() mutable {
           std::exception_ptr error;
           try {
             if constexpr (std::is_invocable_v<F&, std::stop_token>) {
-              fn(stop_.get_token());
+              (*fn)(stop_.get_token());
             } else {
-              fn();
+              (*fn)();
             }
           } catch (...) {
             error = std::current_exception();
           }
+          // Before the scope is told: what it captured may refer to what the scope's owner holds.
+          fn.reset();
           end_child(std::move(error));
         },
         options);
-    if (!handle.valid()) {
-      end_child(nullptr);
-      return Status::error(handle.error());
-    }
+    if (!handle.valid()) return Status::error(handle.error());
+    begun.scope = nullptr;
     handle.detach();
     return Status();
   }

@@ -22,6 +22,12 @@ TimePoint now();
 // waited for is never thrown away.
 enum class WaitResult : uint8_t { kReady, kTimeout, kStopped };
 
+// The point `timeout` from now; kForever where that is beyond the clock's range.
+inline TimePoint after(std::chrono::nanoseconds timeout) {
+  const TimePoint start = now();
+  return timeout > kForever - start ? kForever : start + timeout;
+}
+
 // The end of a wait: a deadline, a stop token, both, or neither. Every blocking call takes one.
 //
 //   queue.pop(Until(now() + 5ms, token))
@@ -29,7 +35,7 @@ struct Until {
   Until() = default;
   Until(TimePoint d) : deadline(d) {}                                    // NOLINT: converts
   Until(std::stop_token s) : stop(std::move(s)) {}                       // NOLINT: converts
-  Until(std::chrono::nanoseconds timeout) : deadline(now() + timeout) {} // NOLINT: converts
+  Until(std::chrono::nanoseconds timeout) : deadline(after(timeout)) {}  // NOLINT: converts
   Until(TimePoint d, std::stop_token s) : deadline(d), stop(std::move(s)) {}
 
   TimePoint deadline = kForever;
@@ -45,7 +51,7 @@ struct Until {
 // Fibers and plain threads; a fiber lets others run. kReady never comes from a sleep.
 WaitResult sleep_until(const Until& until);
 inline WaitResult sleep_for(std::chrono::nanoseconds duration, std::stop_token stop = {}) {
-  return sleep_until(Until(now() + duration, std::move(stop)));
+  return sleep_until(Until(after(duration), std::move(stop)));
 }
 
 }  // namespace jiffy

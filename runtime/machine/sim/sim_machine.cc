@@ -196,7 +196,8 @@ void SimMachine::consume(int64_t ns) {
 void SimMachine::start_tick(Cpu& cpu) {
   if (cpu.tick_running.exchange(true, std::memory_order_seq_cst)) return;
   const int64_t phase = options_.tick_phase.count() % tick_period_;
-  const int64_t next = ((now_ - phase) / tick_period_ + 1) * tick_period_ + phase;
+  const int64_t passed = now_ < phase ? 0 : (now_ - phase) / tick_period_ + 1;
+  const int64_t next = passed * tick_period_ + phase;
   post(next, Kind::kTick, cpu.id, ++sim_cpu(cpu).tick_generation);
 }
 

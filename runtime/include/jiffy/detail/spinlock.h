@@ -10,6 +10,21 @@ namespace jiffy {
 
 inline void cpu_relax() { __builtin_ia32_pause(); }
 
+// Waits for a store that is a few instructions away on another thread. That thread may have been
+// preempted by its kernel, even by the one that waits here, so spinning for ever would burn a host
+// slice: after a while give the processor to it.
+template <class Condition>
+void spin_until(Condition condition) {
+  constexpr int kSpinsBeforeYield = 128;
+  for (int spins = 0; !condition(); ++spins) {
+    if (spins < kSpinsBeforeYield) {
+      cpu_relax();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
 // A raw spin lock. It knows nothing of preemption: code that runs on fibers uses SpinLock of
 // cpu/spinlock.h, which also keeps its holder on the Cpu.
 //
@@ -45,19 +60,9 @@ class RawSpinLock {
   bool is_locked() const { return word_.load(std::memory_order_acquire) != 0; }
 
  private:
-  // The holder may be a plain thread that its kernel preempted, so spinning for ever would burn
-  // a host slice: after a while give the processor to whoever holds the lock.
   [[gnu::noinline]] void lock_slow() {
-    constexpr int kSpinsBeforeYield = 128;
-    int spins = 0;
     do {
-      while (word_.load(std::memory_order_relaxed) != 0) {
-        if (++spins < kSpinsBeforeYield) {
-          cpu_relax();
-        } else {
-          sched_yield();
-        }
-      }
+      spin_until([this] { return word_.load(std::memory_order_relaxed) == 0; });
     } while (word_.exchange(1, std::memory_order_acquire) != 0);
   }
 

@@ -1,0 +1,18 @@
+// The results as JSON: one object with a schema's name, the environment and the figures. Each key
+// that holds a number, or an object that holds numbers, names their unit.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "doctor.h"
+#include "kworker.h"
+#include "pingpong.h"
+
+namespace jiffy {
+
+std::string kworker_json(const KworkerReport& report);
+std::string pingpong_json(const PingpongReport& report);
+std::string doctor_json(const DoctorOptions& options, const std::vector<Check>& checks);
+
+}  // namespace jiffy
