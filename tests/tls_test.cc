@@ -183,14 +183,23 @@ TEST_P(TlsTest, RoundingModeBelongsToTheFiber) {
   }();
   const int modes[] = {FE_TONEAREST, FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO};
   std::vector<JoinHandle<void>> fibers;
+  fibers.push_back(rt_->spawn(
+      [] {
+        std::fesetround(FE_DOWNWARD);
+        for (int n = 0; n < 20; ++n) {
+          ASSERT_TRUE(migrate());
+          ASSERT_EQ(std::fegetround(), FE_DOWNWARD);
+        }
+      },
+      migratable()));
+  for (auto& fiber : fibers) fiber.join();
+  fibers.clear();
   for (int i = 0; i < 8; ++i) {
     fibers.push_back(rt_->spawn(
         [mode = modes[i % 4], down] {
           std::fesetround(mode);
           for (int n = 0; n < 20; ++n) {
-            if (n % 5 == 4) {
-              (void)migrate();
-            } else if (n % 2 == 0) {
+            if (n % 2 == 0) {
               yield();
             } else {
               (void)sleep_for(10us);
@@ -208,6 +217,24 @@ TEST_P(TlsTest, RoundingModeBelongsToTheFiber) {
   }
   for (auto& fiber : fibers) fiber.join();
   EXPECT_EQ(std::fegetround(), FE_TONEAREST) << "of the thread that waited";
+}
+
+TEST_P(TlsTest, RoundingModeMayBeSetBack) {
+  rt_->run(
+      [] {
+        const double nearest = divide(1, 10);
+        for (int i = 0; i < 3; ++i) {
+          std::fesetround(FE_DOWNWARD);
+          yield();
+          (void)sleep_for(10us);
+          EXPECT_LT(divide(1, 10), nearest);
+          std::fesetround(FE_TONEAREST);
+          (void)sleep_for(10us);
+          spawn([] { EXPECT_EQ(std::fegetround(), FE_TONEAREST); }, pinned(0)).join();
+          EXPECT_EQ(divide(1, 10), nearest);
+        }
+      },
+      pinned(0));
 }
 
 TEST_P(TlsTest, RoundingModeOfAFiberDoesNotReachThoseThatFollowOnItsCpu) {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 
 #include "micro/futex_wake.h"
 #include "micro/raw_contexts.h"
@@ -67,6 +68,12 @@ const std::vector<Row>& all_rows() {
 }
 
 // --- Time and place.
+
+double thread_cpu_ns() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) * 1e9 + static_cast<double>(t.tv_nsec);
+}
 
 namespace {
 

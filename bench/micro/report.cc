@@ -79,8 +79,10 @@ Environment read_environment(const Settings& settings) {
 void print_environment(const Environment& e) {
   std::printf("%s, %s, %d CPUs allowed, load %.2f, %s\n", e.kernel.c_str(), e.cpu.c_str(),
               e.allowed_cpus, e.load_1min, e.compiler.c_str());
-  std::printf("Medians (and whole ranges) of %d repetitions, ours and the reference by turns.\n\n",
-              e.repetitions);
+  std::printf(
+      "Medians (and whole ranges) of %d repetitions, ours and the reference by turns.\n"
+      "What one thread does is CPU time; what happens between threads is elapsed time.\n\n",
+      e.repetitions);
 }
 
 void print_header() {

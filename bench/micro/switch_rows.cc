@@ -42,12 +42,12 @@ double yield_ring(Runtime& rt, int fibers, const SpawnOptions& options, Turn tur
   yield();
   const auto switches = [&rt] { return rt.counters().at(Counter::kContextSwitches); };
   const uint64_t before = switches();
-  const double start = now_ns();
+  const double start = thread_cpu_ns();
   for (int64_t i = 0; i < kSwitches / fibers; ++i) {
     turn(0);
     yield();
   }
-  const double ns = (now_ns() - start) / static_cast<double>(switches() - before);
+  const double ns = (thread_cpu_ns() - start) / static_cast<double>(switches() - before);
   stop = true;
   for (auto& other : others) other.join();
   return ns;

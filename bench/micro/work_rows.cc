@@ -47,9 +47,9 @@ class Batches {
   static constexpr int kBatches = 400;
 
   void produce() {
-    const double start = now_ns();
+    const double start = thread_cpu_ns();
     for (WorkItem& item : items_) queue_.queue(item);
-    ns_ += now_ns() - start;
+    ns_ += thread_cpu_ns() - start;
     if (--left_ > 0) {
       queue_.queue(producer_);  // behind the batch
     } else {

@@ -24,6 +24,7 @@
 #endif
 
 #ifdef JIFFY_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #ifdef JIFFY_TSAN
@@ -104,6 +105,11 @@ EhGlobals* thread_eh_globals() {
 void context_init(Context& context, void* stack_pointer, void (*entry)(Context* previous)) {
   const size_t room = static_cast<size_t>(static_cast<char*>(stack_pointer) -
                                           static_cast<char*>(context.stack_bottom));
+#ifdef JIFFY_ASAN
+  // What lived at these addresses before may have ended deep in calls that it never left: their
+  // redzones are still marked.
+  __asan_unpoison_memory_region(context.stack_bottom, room);
+#endif
   context.entry = entry;
   context.mxcsr = Context::kDefaultMxcsr;
   context.fctx = bctx::make_fcontext(stack_pointer, room, trampoline);

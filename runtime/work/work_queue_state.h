@@ -72,7 +72,8 @@ struct WorkQueueState {
   void put(Flusher& flusher);
 };
 
-struct WorkState {
+class WorkState {
+ public:
   explicit WorkState(RuntimeState& s) : state(s) {}
 
   RuntimeState& state;                             // I

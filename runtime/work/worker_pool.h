@@ -22,7 +22,7 @@
 
 namespace jiffy {
 
-struct WorkState;
+class WorkState;
 using detail::WorkNode;
 
 inline constexpr int kFlushColours = 16;

@@ -2,8 +2,10 @@
 
 #include <jiffy/fiber.h>
 #include <jiffy/semaphore.h>
+#include <jiffy/time.h>
 
 #include <cerrno>
+#include <chrono>
 
 #include "support/runtimes.h"
 
@@ -17,7 +19,7 @@ Options migrating_options(Options options) {
 // While the fiber sleeps, a helper runs on its Cpu and wakes it: the placement then finds the
 // previous Cpu busy, and takes an idle one.
 bool migrate() {
-  constexpr int kTries = 100'000;
+  constexpr int kTries = 10'000;
   const int from = this_fiber::cpu();
   for (int i = 0; i < kTries; ++i) {
     Semaphore moved;
@@ -25,7 +27,7 @@ bool migrate() {
     moved.acquire();
     helper.join();
     if (this_fiber::cpu() != from) return true;
-    yield();
+    (void)sleep_for(std::chrono::microseconds(1));  // until the others idle
   }
   return false;
 }

@@ -232,7 +232,7 @@ class WorkQueue {
   WorkQueueKind kind() const;
 
  private:
-  friend struct WorkState;
+  friend class WorkState;
   explicit WorkQueue(RuntimeState& state, const WorkQueueOptions& options);
 
   std::unique_ptr<WorkQueueState> state_;
