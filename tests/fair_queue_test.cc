@@ -240,6 +240,20 @@ TEST_F(FairQueueTest, ThePickFindsTheBurntDebtAndNoCredit) {
   EXPECT_EQ(queue_.pick(true), &b_);
 }
 
+TEST_F(FairQueueTest, ADelayedEntityCanBeTakenOffBeforeItsDebtIsBurnt) {
+  queue_.enqueue(a_, 0);
+  queue_.enqueue(b_, 0);
+  run(a_);
+  (void)pass(2 * kMs);
+  ASSERT_FALSE(queue_.dequeue(a_, /*sleep=*/true));
+  run(b_);
+  queue_.finish_delayed(a_);
+  EXPECT_FALSE(a_.on_queue);
+  EXPECT_EQ(a_.vlag, -1 * kMs);
+  EXPECT_EQ(queue_.nr_queued(), 1);
+  EXPECT_EQ(queue_.nr_delayed(), 0);
+}
+
 TEST_F(FairQueueTest, WithoutDelayZeroSleepTurnsDebtIntoCredit) {
   configure([](SchedFeatures& f) { f.delay_zero = false; });
   queue_.enqueue(a_, 0);
@@ -402,6 +416,16 @@ TEST_F(FairQueueTest, ReweightKeepsTheServiceThatIsOwed) {
   EXPECT_EQ(b_.deadline - b_.vruntime, 2 * distance);
   queue_.reweight(a_, 2048);
   EXPECT_EQ(queue_.current(), &a_);
+}
+
+TEST_F(FairQueueTest, AChangedSliceReachesTheSummaries) {
+  for (FairEntity* e : {&a_, &b_, &c_}) queue_.enqueue(*e, 0);
+  queue_.set_slice(c_, 200 * kUs);
+  run(a_);
+  EXPECT_EQ(a_.vprot, 200 * kUs) << "the smallest slice that waits";
+  queue_.set_slice(c_, 0);
+  run(b_);
+  EXPECT_EQ(b_.vprot, b_.deadline) << "the base slice again";
 }
 
 TEST_F(FairQueueTest, RemainingTimeIsRealTime) {

@@ -166,15 +166,13 @@ TEST(Stack, LargeClosuresDoNotTakeItAway) {
   struct Large {
     char bytes[900];
   };
-  const size_t size = 16'384;
+  constexpr size_t kSize = 16'384;
   SpawnOptions options;
-  options.stack_size = size;
+  options.stack_size = kSize;
   Runtime rt(one_cpu());
   const Large large{};
-  EXPECT_GE(
-      rt.run([large, size] { return use_stack(size - 512) + static_cast<size_t>(large.bytes[0]); },
-             options),
-      size - 512);
+  const auto dig = [large] { return use_stack(kSize - 512) + static_cast<size_t>(large.bytes[0]); };
+  EXPECT_GE(rt.run(dig, options), kSize - 512);
 }
 
 // --- Many of them.

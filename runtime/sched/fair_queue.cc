@@ -167,7 +167,7 @@ void FairQueue::enqueue(FairEntity& e, unsigned flags) {
 }
 
 bool FairQueue::dequeue(FairEntity& e, bool sleep) {
-  if (sleep && features_.delay_dequeue && nr_queued_ > 1 && !eligible(e)) {
+  if (sleep && features_.delay_dequeue && !e.delayed && nr_queued_ > 1 && !eligible(e)) {
     save_lag(e);
     e.delayed = true;
     ++nr_delayed_;

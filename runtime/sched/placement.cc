@@ -6,10 +6,9 @@ namespace jiffy {
 
 namespace {
 
-bool is_idle(const Cpu& cpu) {
-  return cpu.idle_state.load(std::memory_order_relaxed) != IdleState::kBusy &&
-         cpu.rq->nr_running_hint() == 0;
-}
+// The count of the queue includes who runs. The idle state says something else: it is busy also
+// while the idle Cpu takes an interrupt or runs its timers, which is where most wakeups come from.
+bool is_idle(const Cpu& cpu) { return cpu.rq->nr_running_hint() == 0; }
 
 // How many must run or wait on a Cpu before another one takes from it. A lone waiting fiber is
 // left: its spawner is likely to block for it at once, and then it runs there with a warm cache;
