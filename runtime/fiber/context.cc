@@ -1,7 +1,6 @@
 #include "fiber/context.h"
 
 #include <cxxabi.h>
-#include <xmmintrin.h>
 
 #include <boost/context/detail/fcontext.hpp>
 #include <cstdio>
@@ -49,6 +48,7 @@ namespace bctx = boost::context::detail;
 namespace {
 
 
+constexpr uint32_t kDefaultMxcsr = 0x1f80;  // exceptions masked, round to nearest, no flag raised
 constexpr uint16_t kDefaultX87 = 0x037f;
 
 // What every resumed context does first, given itself: only now is it known where the other one
@@ -111,11 +111,10 @@ void context_init(Context& context, void* stack_pointer, void (*entry)(Context* 
   __asan_unpoison_memory_region(context.stack_bottom, room);
 #endif
   context.entry = entry;
-  context.mxcsr = Context::kDefaultMxcsr;
   context.fctx = bctx::make_fcontext(stack_pointer, room, trampoline);
   // Its frame begins with the two control words, taken from the caller; a fiber starts with the
   // default ones, whoever spawned it.
-  std::memcpy(context.fctx, &Context::kDefaultMxcsr, sizeof(uint32_t));
+  std::memcpy(context.fctx, &kDefaultMxcsr, sizeof kDefaultMxcsr);
   std::memcpy(static_cast<char*>(context.fctx) + 4, &kDefaultX87, sizeof kDefaultX87);
   context.eh = EhGlobals{};
   context.asan_fake_stack = nullptr;
@@ -141,22 +140,6 @@ void context_destroy(Context& context) {
   }
 #endif
   context.tsan_fiber = nullptr;
-}
-
-// jump_fcontext stores MXCSR. That costs some 60 ns when a sticky flag was set since MXCSR was last
-// loaded, since the store must wait for the flags to be gathered; a load of a known word costs next
-// to nothing, and makes a store that comes some instructions later cheap. That the word has not been
-// changed is seen from the x87 control word, cheap to read, which <cfenv> changes along with it.
-void context_prepare_switch(Context& from) {
-  constexpr uint32_t kStickyFlags = 0x3f;
-  uint16_t x87;
-  asm volatile("fnstcw %0" : "=m"(x87));
-  uint32_t mxcsr = from.mxcsr;
-  if (x87 != kDefaultX87 || (mxcsr & Context::kKeepMxcsr) != 0) [[unlikely]] {
-    mxcsr = _mm_getcsr() & ~kStickyFlags;
-    from.mxcsr = mxcsr | (from.mxcsr & Context::kKeepMxcsr);
-  }
-  _mm_setcsr(mxcsr);
 }
 
 JIFFY_NO_TSAN Context* context_switch(Context& from, Context& to, EhGlobals* eh, bool from_dies) {

@@ -25,8 +25,6 @@ EhGlobals* thread_eh_globals();
 // cache line with what its scheduler touches.
 struct Context {
   static constexpr size_t kColdSize = 5 * sizeof(void*);
-  static constexpr uint32_t kKeepMxcsr = 1u << 31;
-  static constexpr uint32_t kDefaultMxcsr = 0x1f80;  // all exceptions masked, round to nearest
 
   void* stack_bottom = nullptr;  // lowest usable address; null for a thread's own stack
   size_t stack_size = 0;
@@ -37,9 +35,6 @@ struct Context {
   // Where it stopped; null while it runs. On the way to it: the context that it was switched from.
   void* fctx = nullptr;
   EhGlobals eh;
-  // The MXCSR that it runs with, sticky flags clear; with kKeepMxcsr, it changes MXCSR alone and
-  // wants to keep that, so each switch reads it.
-  uint32_t mxcsr = kDefaultMxcsr;
 };
 
 // Prepares `context` to run entry(previous context) on its stack, whose initial stack pointer is
@@ -52,16 +47,13 @@ void context_init_thread(Context& context);
 // Frees what the sanitizers keep for a context that will not run again.
 void context_destroy(Context& context);
 
-// To be called some instructions before context_switch(from, ...), by whoever knows that it comes.
-void context_prepare_switch(Context& from);
-
 // Saves the running context into `from` and resumes `to`. `eh` is thread_eh_globals() of this
 // thread. `from_dies` says that `from` will never be resumed. Returns when somebody switches back,
 // perhaps on another thread, with the context that did so; from->fctx of that one is stored.
 //
-// Floating point: the x87 control word belongs to the context, and with it what <cfenv> sets (rounding,
-// unmasked exceptions), which is in both control words. The sticky exception flags do not survive a
-// switch. Nor does what is changed in MXCSR alone (flush to zero), without kKeepMxcsr.
+// Floating point: MXCSR and the x87 control word belong to the context, sticky flags included. (To
+// clear the flags at a switch costs more than to keep them: the store of MXCSR waits some 60 ns for
+// flags that were raised since it was loaded, and a flag that stays up is not raised again.)
 Context* context_switch(Context& from, Context& to, EhGlobals* eh, bool from_dies);
 
 }  // namespace jiffy

@@ -129,9 +129,6 @@ int cpu() {
   const Cpu* c = this_cpu();
   return c == nullptr ? -1 : c->id;
 }
-void keep_mxcsr() {
-  if (Fiber* f = current_fiber()) f->context.mxcsr |= Context::kKeepMxcsr;
-}
 size_t stack_high_water() {
   const Fiber* f = current_fiber();
   return f == nullptr ? 0 : jiffy::stack_high_water(*f);

@@ -244,11 +244,6 @@ uint64_t id();
 const char* name();
 int cpu();
 bool on_fiber();
-// Floating point. A fiber starts with the default environment. What <cfenv> sets (rounding, unmasked
-// exceptions) is its own and is kept; the sticky exception flags do not survive a suspension. What is
-// changed in MXCSR alone (flush to zero, denormals are zero) is kept only after this call; each
-// switch of the fiber then costs some 60 ns more.
-void keep_mxcsr();
 // Bytes of its stack that this unit ever used, to the page.
 size_t stack_high_water();
 }  // namespace this_fiber
