@@ -327,7 +327,7 @@ TEST_F(WorkStress, IrqFdsAreAssignedAndDeassignedUnderSignals) {
       while (!stop.load(std::memory_order_relaxed)) {
         event.signal();
         random_pause(random);
-        // Its lock is not fair: without a pause the others starve where CPUs are few.
+        // The lock is not fair: without a pause the others starve where processors are few.
         if (random.below(8) == 0) std::this_thread::sleep_for(20us);
       }
     });
@@ -340,7 +340,7 @@ TEST_F(WorkStress, IrqFdsAreAssignedAndDeassignedUnderSignals) {
         });
         attached.store(true);
         EXPECT_TRUE(irqfd.assign(event).ok());
-        while (injected.load() < 3) yield();
+        while (injected.load() < 3) sleep_for(20us);
         irqfd.deassign();
         attached.store(false);
         dog_.progress();
