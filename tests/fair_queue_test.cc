@@ -186,7 +186,7 @@ TEST_F(FairQueueTest, WithoutTheClampLagGrowsWithoutBound) {
 
 TEST_F(FairQueueTest, MigrationKeepsLagAndRelativeDeadline) {
   queue_.enqueue(a_, 0);
-  queue_.enqueue(b_, 0);
+  queue_.enqueue(b_, FairQueue::kInitial);  // half a slice, and half a slice it stays
   run(a_);
   (void)pass(2 * kMs);
   const int64_t distance = b_.deadline - b_.vruntime;
@@ -403,6 +403,14 @@ TEST_F(FairQueueTest, YieldSpendsTheRestOfTheSlice) {
   EXPECT_EQ(queue_.pick(false), &b_);
   queue_.yield_current();
   EXPECT_EQ(a_.vruntime, 3 * kMs) << "one that is not eligible has nothing to give";
+}
+
+TEST_F(FairQueueTest, AloneAYieldGivesNothingAway) {
+  queue_.enqueue(a_, 0);
+  run(a_);
+  queue_.yield_current();
+  EXPECT_EQ(a_.vruntime, 0);
+  EXPECT_EQ(a_.deadline, 3 * kMs);
 }
 
 TEST_F(FairQueueTest, ReweightKeepsTheServiceThatIsOwed) {

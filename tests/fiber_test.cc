@@ -32,12 +32,12 @@ struct Big {
 
 // Notes its end.
 struct EndMark {
-  explicit EndMark(bool& flag) : ended(&flag) {}
+  explicit EndMark(std::atomic<bool>& flag) : ended(&flag) {}
   EndMark(EndMark&& other) noexcept : ended(std::exchange(other.ended, nullptr)) {}
   ~EndMark() {
     if (ended != nullptr) *ended = true;
   }
-  bool* ended;
+  std::atomic<bool>* ended;
 };
 
 // --- Results.
@@ -136,13 +136,13 @@ TEST_P(FiberTest, ClosureThatCannotBeCopiedStartsNothing) {
 // --- Lifetimes.
 
 TEST_P(FiberTest, ClosureEndsBeforeJoinReturns) {
-  bool ended = false;
+  std::atomic<bool> ended{false};
   rt_->spawn([mark = EndMark(ended)] { EXPECT_FALSE(*mark.ended); }).join();
   EXPECT_TRUE(ended);
 }
 
 TEST_P(FiberTest, UnclaimedResultEndsWithTheHandle) {
-  bool ended = false;
+  std::atomic<bool> ended{false};
   {
     auto handle = rt_->spawn([&ended] { return EndMark(ended); });
     EXPECT_EQ(handle.wait(), WaitResult::kReady);
@@ -181,7 +181,7 @@ TEST_P(FiberTest, AssigningToAHandleJoinsWhatItHeld) {
 
 TEST_P(FiberTest, DetachedFiberRunsToItsEnd) {
   Semaphore done;
-  bool ended = false;
+  std::atomic<bool> ended{false};
   rt_->run([&] {
     spawn([&done, mark = EndMark(ended)] {
       (void)sleep_for(1ms);

@@ -61,6 +61,38 @@ class ModePoints : public ::testing::TestWithParam<Preemption> {
 INSTANTIATE_TEST_SUITE_P(Modes, ModePoints, ::testing::ValuesIn(kAllModes),
                          [](const auto& row) { return std::string(preemption_name(row.param)); });
 
+// --- A hard request that is pending.
+
+TEST_P(ModePoints, ATickPromotesNothingWhereTheRequestIsHardAlready) {
+  auto a = world.spawn(world.kernel("A"), [&] {
+    preempt_disable();
+    consume(1ms);
+    wake_w_lazily();
+    f.wake();
+    EXPECT_TRUE(world.lazy(0) && world.hard(0));
+    consume(4ms);
+    preempt_enable();  // takes the tick of 4 ms
+  });
+  a.join();
+  EXPECT_EQ(world.count(Counter::kTicks), 1u);
+  EXPECT_EQ(world.count(Counter::kPromotions), 0u);
+}
+
+TEST_P(ModePoints, AFairWakeupDecidesNothingWhereTheRequestIsHardAlready) {
+  SpawnOptions options = world.kernel("A");
+  options.slice = 50ms;
+  auto a = world.spawn(options, [&] {
+    consume(1ms);
+    preempt_disable();
+    f.wake();
+    const int64_t protection = current_fiber()->fair.vprot;
+    w.wake();  // its shorter slice would end the protection
+    EXPECT_EQ(current_fiber()->fair.vprot, protection);
+    preempt_enable();
+  });
+  a.join();
+}
+
 // --- Return to user mode.
 
 TEST_P(ModePoints, ReturnToUserModeHonoursAHardRequest) {
@@ -234,6 +266,29 @@ TEST_P(ModePoints, MightSleepSchedulesInVoluntaryOnly) {
   ASSERT_EQ(w.ran().size(), 1u);
   EXPECT_EQ(world.count(Counter::kForcedSwitches),
             GetParam() == Preemption::kVoluntary || GetParam() == Preemption::kFull ? 1u : 0u);
+}
+
+TEST_P(ModePoints, MightSleepNeverHonoursALazyRequest) {
+  auto a = world.spawn(world.kernel("A"), [&] {
+    consume(1ms);
+    wake_w_lazily();
+    might_sleep();
+    EXPECT_EQ(w.ran().size(), 0u);
+    consume(1ms);
+  });
+  a.join();
+  EXPECT_EQ(w.ran()[0], 2ms);
+}
+
+TEST_P(ModePoints, MightSleepIsNoPointWhereKernelCodeIsPreemptible) {
+  auto a = world.spawn(world.kernel("A"), [&] {
+    preempt_disable();
+    f.wake();
+    preempt_enable_no_resched();  // so that the request is still there
+    might_sleep();
+    EXPECT_EQ(f.ran().size(), GetParam() == Preemption::kVoluntary ? 1u : 0u);
+  });
+  a.join();
 }
 
 // --- Blocking.

@@ -192,6 +192,7 @@ TEST_P(ModeTable, AnIdleTargetSchedulesAtOnce) {
   w.settle();
   EXPECT_EQ(w.ran()[0], 1ms);
   EXPECT_EQ(world.count(Counter::kIpisSent), 0u) << "it is unparked instead";
+  EXPECT_EQ(world.count(Counter::kLazyUpgradedIdle), 0u) << "the request was hard from the start";
 }
 
 // The request primitive itself: a lazy request to a Cpu whose idle loop runs.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -31,11 +32,13 @@ class HostWait {
  public:
   explicit HostWait(int cpus) : tids_(static_cast<size_t>(cpus)) {}
 
-  void started(int cpu) { tids_[static_cast<size_t>(cpu)] = gettid(); }
+  void started(int cpu) {
+    tids_[static_cast<size_t>(cpu)].store(gettid(), std::memory_order_relaxed);
+  }
 
   int64_t total_ns() const {
     int64_t sum = 0;
-    for (const pid_t tid : tids_) sum += run_delay_ns(tid);
+    for (const auto& tid : tids_) sum += run_delay_ns(tid.load(std::memory_order_relaxed));
     return sum;
   }
 
@@ -51,7 +54,7 @@ class HostWait {
     return fields == 2 ? waited : 0;
   }
 
-  std::vector<pid_t> tids_;  // each is written by its own thread before start() returns
+  std::vector<std::atomic<pid_t>> tids_;  // each written by its own thread; 0: not yet
 };
 
 class CellRunner {

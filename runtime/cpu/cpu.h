@@ -171,7 +171,24 @@ void preempt_enable_slow();
 
 inline void preempt_disable() { preempt_count_add(kPreemptUnit); }
 
+#if defined(__SANITIZE_THREAD__)
+#define JIFFY_KEEPS_SIGNALS_BACK 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define JIFFY_KEEPS_SIGNALS_BACK 1
+#endif
+#endif
+
+// The thread sanitizer keeps a signal back until its thread calls one of the functions that the
+// sanitizer wraps, which a busy fiber may never do: then no tick would come.
+#ifdef JIFFY_KEEPS_SIGNALS_BACK
+void take_kept_back_signals();
+#else
+inline void take_kept_back_signals() {}
+#endif
+
 inline bool cpu_has_work(const Cpu& cpu) {
+  take_kept_back_signals();
   return cpu.need.load(std::memory_order_relaxed) != 0 ||
          cpu.pending.load(std::memory_order_relaxed) != 0;
 }

@@ -99,6 +99,7 @@ void init_main(void* block) {
   state.stop_requested.acquire();
   wait_for_fibers(state);
   destroy_work_state(state);
+  wait_for_fibers(state);  // those that the last items spawned
   stop_service_fibers(state);
   join_service_fibers(state);
 }

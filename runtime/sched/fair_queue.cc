@@ -312,7 +312,8 @@ bool FairQueue::wakeup_preempts(FairEntity& wakee, bool may_preempt, FairEntity*
 
 void FairQueue::yield_current() {
   FairEntity* e = current_;
-  if (e == nullptr) return;
+  // Alone there is nobody to give to; its virtual time would run ahead by a slice each time.
+  if (e == nullptr || nr_queued_ == 1) return;
   if (eligible(*e)) {
     e->vruntime = e->deadline;
     e->deadline += to_virtual(static_cast<int64_t>(e->slice), e->weight);

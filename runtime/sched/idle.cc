@@ -52,7 +52,7 @@ void idle_wait(Cpu& cpu, int64_t spin_ns) {
   const bool found = spin_ns > 0 && poll_until(cpu, cpu.now() + spin_ns);
   if (!found && !wanted(cpu)) {
     RuntimeState& state = *cpu.state;
-    if (cpu.tick_running.load(std::memory_order_relaxed)) cpu.machine->stop_tick(cpu);
+    if (cpu.tick_running.load(std::memory_order_relaxed)) stop_tick(cpu);
     state.parked_cpus.fetch_add(1, std::memory_order_relaxed);
     // seq_cst: partners are unlock_and_notify(), raise() and kick_balancer(), which make work
     // visible, fence, and look at idle_state. One of the two sides sees the other.

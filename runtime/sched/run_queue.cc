@@ -116,7 +116,7 @@ void RunQueue::finish_delayed(FairEntity& entity) {
 
 // The tick serves those who wait; with one fiber alone nothing has to be checked.
 void RunQueue::start_tick_if_needed() {
-  // Relaxed: a stop that races is repaired by the tick's own check under this lock.
+  // Relaxed: a stop that races is repaired by its own look under this lock; see stop_tick().
   if (nr_running() > 1 && !cpu_.tick_running.load(std::memory_order_relaxed)) {
     state_.machine->start_tick(cpu_);
   }

@@ -37,6 +37,9 @@ void schedule();
 // The end of a fiber: wakes its joiners, never returns. Defined by the room sync, where joining is.
 [[noreturn]] void fiber_exit();
 
+// By the owner: stops the tick of a Cpu that has nobody waiting.
+void stop_tick(Cpu& cpu);
+
 // --- Waking. Any context.
 
 // Wakes `fiber` if it sleeps. True if this call did so. The caller keeps the fiber alive by what

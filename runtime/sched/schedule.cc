@@ -189,6 +189,20 @@ bool preempt_at(Moment moment) {
   return wants;
 }
 
+}  // namespace
+
+void stop_tick(Cpu& cpu) {
+  cpu.machine->stop_tick(cpu);
+  // Who queued a fiber before this takes the lock may have seen the tick running, and not started
+  // it; who does later sees it stopped.
+  cpu.rq->lock.lock();
+  const bool needed = cpu.rq->nr_running() > 1;
+  cpu.rq->lock.unlock();
+  if (needed) cpu.machine->start_tick(cpu);
+}
+
+namespace {
+
 // For a user-mode fiber the end of a jiffy call, and of an interrupt taken there, is the return to
 // user mode. For a kernel-mode one it is the end of the interrupt, or of a critical section.
 bool preempt_point(Cpu& cpu, bool interrupted) {
@@ -215,10 +229,7 @@ void tick(Cpu& cpu, int64_t now) {
     cpu.wants_help.store(true, std::memory_order_relaxed);
     kick_balancer(*cpu.state);
   } else if (alone && cpu.timers.empty()) {
-    cpu.machine->stop_tick(cpu);
-    // A remote enqueue between the look and the stop saw the tick running: look again.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (rq.nr_running_hint() > 1) cpu.machine->start_tick(cpu);
+    stop_tick(cpu);
   }
 }
 

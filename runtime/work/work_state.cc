@@ -137,6 +137,7 @@ void destroy_work_state(RuntimeState& state) {
 }
 
 int64_t live_workers(const RuntimeState& state) {
+  if (state.work == nullptr) return 0;  // the pools are gone: the shutdown's second look
   // Acquire: partner is the release after a worker's spawn was counted.
   return state.work->live.load(std::memory_order_acquire);
 }

@@ -177,16 +177,23 @@ Status HostMachine::create_timer(Thread& thread, int vector, timer_t* timer) {
 
 void HostMachine::start_tick(Cpu& cpu) {
   if (cpu.tick_running.exchange(true, std::memory_order_seq_cst)) return;
+  arm_tick(thread_of(cpu));
+}
+
+void HostMachine::arm_tick(Thread& thread) {
   // On the grid of multiples of the period, as the kernel's tick.
   const int64_t first = (monotonic_ns() / tick_period_ + 1) * tick_period_;
   const itimerspec spec = {to_timespec(tick_period_), to_timespec(first)};
-  timer_settime(thread_of(cpu).tick, TIMER_ABSTIME, &spec, nullptr);
+  timer_settime(thread.tick, TIMER_ABSTIME, &spec, nullptr);
 }
 
 void HostMachine::stop_tick(Cpu& cpu) {
-  if (!cpu.tick_running.exchange(false, std::memory_order_seq_cst)) return;
+  // Disarmed also if it seems stopped: a starter that was overtaken may have armed it since.
+  cpu.tick_running.store(false, std::memory_order_seq_cst);
   const itimerspec off = {};
   timer_settime(thread_of(cpu).tick, 0, &off, nullptr);
+  // Somebody started it between the two steps, and his arming may have come before our disarming.
+  if (cpu.tick_running.load(std::memory_order_seq_cst)) arm_tick(thread_of(cpu));
 }
 
 void HostMachine::arm_oneshot(Cpu& cpu, int64_t when) {

@@ -52,6 +52,7 @@ class HostMachine final : public Machine {
   Status enter(Thread& thread);
   void leave(Thread& thread);
   Status create_timer(Thread& thread, int vector, timer_t* timer);
+  void arm_tick(Thread& thread);
 
   std::vector<std::unique_ptr<Thread>> threads_;
   std::atomic<int> ready_{0};       // A: threads that entered or failed. Release/acquire.

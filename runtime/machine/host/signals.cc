@@ -48,13 +48,23 @@ void chain(const struct sigaction& old, int signal, siginfo_t* info, void* conte
   }
 }
 
+// The Cpu whose thread this handler runs on, or null on a foreign thread.
+Cpu* cpu_of(const void* stack_address) {
+  if (const SignalSlot* slot = slot_of(stack_address)) return slot->cpu;
+#ifdef JIFFY_KEEPS_SIGNALS_BACK
+  return this_cpu();  // the sanitizer calls the handler late, as a function, on the fiber's stack
+#else
+  return nullptr;
+#endif
+}
+
 // Only sets bits: the fiber takes the interrupt at its next safe point.
 void on_timer_signal(int signal, siginfo_t* info, void* context) {
   const int saved_errno = errno;
-  if (SignalSlot* slot = slot_of(__builtin_frame_address(0)); slot != nullptr && info->si_code == SI_TIMER) {
+  if (Cpu* cpu = cpu_of(__builtin_frame_address(0)); cpu != nullptr && info->si_code == SI_TIMER) {
     const auto vector = static_cast<uint64_t>(info->si_value.sival_int);
     // Release: partner is the acquire in Cpu::service_interrupts().
-    slot->cpu->pending.fetch_or(uint64_t{1} << vector, std::memory_order_release);
+    cpu->pending.fetch_or(uint64_t{1} << vector, std::memory_order_release);
   } else {
     chain(registration().old_tick, signal, info, context);
   }
@@ -64,7 +74,7 @@ void on_timer_signal(int signal, siginfo_t* info, void* context) {
 // The sender has set the pending bit; the signal brings the thread out of a wait.
 void on_resched_signal(int signal, siginfo_t* info, void* context) {
   const int saved_errno = errno;
-  if (slot_of(__builtin_frame_address(0)) == nullptr || info->si_code != SI_TKILL) {
+  if (cpu_of(__builtin_frame_address(0)) == nullptr || info->si_code != SI_TKILL) {
     chain(registration().old_resched, signal, info, context);
   }
   errno = saved_errno;

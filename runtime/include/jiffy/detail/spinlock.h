@@ -1,4 +1,4 @@
-// The smallest lock: test-and-set with a bounded spin before it gives the processor away.
+// A spin lock in order of arrival, with a bounded spin before it gives the processor away.
 #pragma once
 
 #include <sched.h>
@@ -26,11 +26,15 @@ void spin_until(Condition condition) {
 }
 
 // A raw spin lock. It knows nothing of preemption: code that runs on fibers uses SpinLock of
-// cpu/spinlock.h, which also keeps its holder on the Cpu.
+// cpu/cpu.h, which also keeps its holder on the Cpu.
+//
+// A ticket lock: served in order of arrival. A test-and-set lock costs the same but is unfair without
+// bound: a Cpu that does nothing but yield takes its run queue's lock again before another Cpu can
+// see it free, and a waker there waited a second.
 //
 // Ordering: lock() is an acquire that pairs with the release in unlock().
-// Lifetime: unlock() touches the lock for the last time with its store, so whoever sees it free
-// (is_locked() == false) after having been granted something under it may destroy it.
+// Lifetime: unlock() touches the lock for the last time with its store, so whoever was granted
+// something under it, and then sees it free (is_locked() == false), may destroy it.
 class RawSpinLock {
  public:
   RawSpinLock() = default;
@@ -38,35 +42,41 @@ class RawSpinLock {
   RawSpinLock& operator=(const RawSpinLock&) = delete;
 
   void lock() {
-    // Acquire: partner is the release store in unlock().
-    if (word_.exchange(1, std::memory_order_acquire) != 0) [[unlikely]] {
-      lock_slow();
-    }
+    const uint32_t ticket = next_.fetch_add(1, std::memory_order_relaxed);
+    if (!is_served(ticket)) [[unlikely]] lock_slow(ticket);
   }
 
   bool try_lock() {
+    uint32_t ticket = serving_.load(std::memory_order_relaxed);
     // Acquire: partner is the release store in unlock().
-    return word_.load(std::memory_order_relaxed) == 0 &&
-           word_.exchange(1, std::memory_order_acquire) == 0;
+    return next_.compare_exchange_strong(ticket, ticket + 1, std::memory_order_acquire,
+                                         std::memory_order_relaxed);
   }
 
   void unlock() {
-    // Release: partner is the acquire exchange in lock().
-    word_.store(0, std::memory_order_release);
+    // Only the holder writes it. Release: partner is the acquire in is_served().
+    serving_.store(serving_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
 
-  // Acquire: partner is the release store in unlock(). Used by a waiter that was granted its wish
-  // under the lock, to know that the granter is done with the object.
-  bool is_locked() const { return word_.load(std::memory_order_acquire) != 0; }
+  // For a waiter that was granted its wish under the lock, to know that the granter is done with the
+  // object: it has seen the granter's ticket taken, so equality means that it has been served.
+  bool is_locked() const {
+    const uint32_t next = next_.load(std::memory_order_relaxed);
+    return !is_served(next);
+  }
 
  private:
-  [[gnu::noinline]] void lock_slow() {
-    do {
-      spin_until([this] { return word_.load(std::memory_order_relaxed) == 0; });
-    } while (word_.exchange(1, std::memory_order_acquire) != 0);
+  bool is_served(uint32_t ticket) const {
+    // Acquire: partner is the release store in unlock().
+    return serving_.load(std::memory_order_acquire) == ticket;
   }
 
-  std::atomic<uint32_t> word_{0};
+  [[gnu::noinline]] void lock_slow(uint32_t ticket) {
+    spin_until([&] { return is_served(ticket); });
+  }
+
+  std::atomic<uint32_t> next_{0};
+  std::atomic<uint32_t> serving_{0};
 };
 
 }  // namespace jiffy
