@@ -47,9 +47,10 @@ class RawSpinLock {
   }
 
   bool try_lock() {
-    uint32_t ticket = serving_.load(std::memory_order_relaxed);
-    // Acquire: partner is the release store in unlock().
-    return next_.compare_exchange_strong(ticket, ticket + 1, std::memory_order_acquire,
+    // Acquire: partner is the release store in unlock(). It has to be this load: unlock() never
+    // writes next_, so nothing would pair with an acquire there.
+    uint32_t ticket = serving_.load(std::memory_order_acquire);
+    return next_.compare_exchange_strong(ticket, ticket + 1, std::memory_order_relaxed,
                                          std::memory_order_relaxed);
   }
 
