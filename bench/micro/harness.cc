@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <thread>
 #include <ctime>
 
 #include "micro/futex_wake.h"
@@ -67,6 +68,18 @@ const std::vector<Row>& all_rows() {
   return rows;
 }
 
+std::string variant_note(const char* what, const Settings& settings,
+                         const std::function<double()>& measure) {
+  (void)measure();  // a warm-up
+  std::vector<double> values;
+  for (int i = 0; i < settings.repetitions; ++i) values.push_back(measure());
+  const Range range = range_of(values);
+  char text[160];
+  std::snprintf(text, sizeof text, "%s: %.1f ns (%.1f - %.1f)", what, range.median, range.min,
+                range.max);
+  return text;
+}
+
 // --- Time and place.
 
 double thread_cpu_ns() {
@@ -120,6 +133,25 @@ double measure_median(const std::function<double()>& measure) {
   return range_of(values).median;
 }
 
+// A line that two CPUs write by turns: the time of one move.
+double bounce_line() {
+  constexpr uint32_t kMoves = 100'000;
+  alignas(64) std::atomic<uint32_t> turn{0};
+  const auto play = [&turn](int cpu) {
+    const PinnedHere pinned(cpu);
+    for (uint32_t i = static_cast<uint32_t>(cpu); i < kMoves; i += 2) {
+      // Acquire and release: each side's partner is the other side.
+      while (turn.load(std::memory_order_acquire) != i) __builtin_ia32_pause();
+      turn.store(i + 1, std::memory_order_release);
+    }
+  };
+  std::thread other([&play] { play(1); });
+  const double start = now_ns();
+  play(0);
+  other.join();
+  return (now_ns() - start) / kMoves;
+}
+
 Primitives measure_primitives() {
   constexpr int64_t kOperations = 200'000;
   Primitives p{};
@@ -137,6 +169,7 @@ Primitives measure_primitives() {
   if (allowed_cpus() >= 2) {
     FutexWake wake;
     p.wakeup = measure_median([&] { return wake.run(50); });
+    p.transfer = measure_median(bounce_line);
   }
   return p;
 }
@@ -151,7 +184,7 @@ const Primitives& primitives() {
 double floor_ns(const Floor& floor) {
   const Primitives& p = primitives();
   return floor.jumps * p.jump + floor.locked * p.locked + floor.clocks * p.clock +
-         floor.wakeups * p.wakeup;
+         floor.wakeups * p.wakeup + floor.transfers * p.transfer;
 }
 
 std::string floor_text(const Floor& floor) {
@@ -167,6 +200,7 @@ std::string floor_text(const Floor& floor) {
   add(floor.locked, "locked", p.locked);
   add(floor.clocks, "rdtsc", p.clock);
   add(floor.wakeups, "futex wake", p.wakeup);
+  add(floor.transfers, "line from the other CPU", p.transfer);
   return text;
 }
 

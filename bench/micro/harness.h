@@ -41,6 +41,7 @@ struct Floor {
   int locked = 0;   // locked instructions (xchg on a line of one's own)
   int clocks = 0;   // rdtsc
   int wakeups = 0;  // futex wakes of an idle thread on another CPU, until it runs
+  int transfers = 0;  // cache lines that come from another CPU
 };
 
 // Two things to measure. Each call is one repetition, and returns ns for one operation; the first
@@ -85,6 +86,11 @@ std::vector<Row> cost_rows();
 // Measures by turns, and judges by the row's bar.
 Outcome contend(const Row& row, const Settings& settings, const Contest& contest);
 
+// A note "<what>: <median> (<min> - <max>)" of as many repetitions, where the row has a variant that
+// is worth a look but has no bar.
+std::string variant_note(const char* what, const Settings& settings,
+                         const std::function<double()>& measure);
+
 // --- Time and place.
 
 // For what happens between threads.
@@ -124,7 +130,7 @@ class PinnedHere {
 // --- The primitives, measured once and on demand.
 
 struct Primitives {
-  double jump, locked, clock, wakeup;  // ns
+  double jump, locked, clock, wakeup, transfer;  // ns
 };
 const Primitives& primitives();
 double floor_ns(const Floor& floor);

@@ -42,14 +42,16 @@ double boost_channel_rounds(int64_t rounds) {
   return ns;
 }
 
-double semaphore_rounds(int64_t rounds) {
+double semaphore_rounds(int64_t rounds, const SpawnOptions& options) {
   Semaphore ping, pong;
-  auto partner = spawn([&] {
-    for (int64_t i = 0; i < rounds; ++i) {
-      ping.acquire();
-      pong.release();
-    }
-  });
+  auto partner = spawn(
+      [&] {
+        for (int64_t i = 0; i < rounds; ++i) {
+          ping.acquire();
+          pong.release();
+        }
+      },
+      options);
   const double ns = time_per(rounds, [&] {
     ping.release();
     pong.acquire();
@@ -60,9 +62,16 @@ double semaphore_rounds(int64_t rounds) {
 
 Outcome run_pingpong_semaphore(const Row& row, const Settings& settings) {
   Runtime rt(bench_options(1));
-  return contend(row, settings,
-                 {in_fiber(rt, [] { return semaphore_rounds(kRounds); }),
-                  on_first_cpu([] { return boost_channel_rounds(kRounds); })});
+  const auto ours = [&rt](Policy policy) {
+    const SpawnOptions options = options_of(policy);
+    return in_fiber(
+        rt, [options] { return semaphore_rounds(kRounds, options); }, options);
+  };
+  Outcome outcome =
+      contend(row, settings,
+              {ours(Policy::kFifo), on_first_cpu([] { return boost_channel_rounds(kRounds); })});
+  outcome.notes.push_back(variant_note("in the fair class", settings, ours(Policy::kNormal)));
+  return outcome;
 }
 
 // The same text for both libraries: the turn is a bool under the mutex, one condition variable for
@@ -88,14 +97,21 @@ double condvar_rounds(int64_t rounds, Spawn spawn_partner) {
 
 Outcome run_pingpong_condvar(const Row& row, const Settings& settings) {
   Runtime rt(bench_options(1));
-  const auto ours = [] {
-    return condvar_rounds<Mutex, ConditionVariable>(kRounds, [](auto fn) { return spawn(fn); });
+  const auto ours = [&rt](Policy policy) {
+    const SpawnOptions options = options_of(policy);
+    const auto rounds = [options] {
+      return condvar_rounds<Mutex, ConditionVariable>(
+          kRounds, [&options](auto fn) { return spawn(fn, options); });
+    };
+    return in_fiber(rt, rounds, options);
   };
   const auto reference = [] {
     return condvar_rounds<bf::mutex, bf::condition_variable>(kRounds,
                                                              [](auto fn) { return bf::fiber(fn); });
   };
-  return contend(row, settings, {in_fiber(rt, ours), on_first_cpu(reference)});
+  Outcome outcome = contend(row, settings, {ours(Policy::kFifo), on_first_cpu(reference)});
+  outcome.notes.push_back(variant_note("in the fair class", settings, ours(Policy::kNormal)));
+  return outcome;
 }
 
 // --- Two Cpus, each kept awake by a fiber that does nothing but yield: the median round trip of a
@@ -119,10 +135,10 @@ double median_round(Round round) {
   return percentile(samples, 50);
 }
 
-double two_cpus_ours(Runtime& rt) {
+double two_cpus_ours(Runtime& rt, Policy policy) {
   Semaphore ping, pong;
   std::atomic<bool> stop{false};
-  SpawnOptions on[2];
+  SpawnOptions on[2] = {options_of(policy), options_of(policy)};
   on[0].cpu = 0;
   on[1].cpu = 1;
   const auto busy = [&stop] {
@@ -194,7 +210,11 @@ Outcome run_pingpong_two_cpus_busy(const Row& row, const Settings& settings) {
     outcome.skipped = status.message();
     return outcome;
   }
-  return contend(row, settings, {[&rt] { return two_cpus_ours(rt); }, two_cpus_boost});
+  Outcome outcome = contend(
+      row, settings, {[&rt] { return two_cpus_ours(rt, Policy::kFifo); }, two_cpus_boost});
+  outcome.notes.push_back(variant_note("in the fair class", settings,
+                                       [&rt] { return two_cpus_ours(rt, Policy::kNormal); }));
+  return outcome;
 }
 
 // --- The mutex.
@@ -235,24 +255,25 @@ Outcome run_mutex_uncontended(const Row& row, const Settings& settings) {
 std::vector<Row> sync_rows() {
   return {
       {"pingpong_semaphore",
-       "two fibers on one Cpu, a round trip by two semaphores",
+       "two fibers of the FIFO class on one Cpu, a round trip by two semaphores",
        "Boost.Fiber's buffered_channel",
        {Bar::kRatio, 0.4, "<= 0.4 x"},
-       {.jumps = 2, .locked = 8, .clocks = 2},
+       {.jumps = 2, .locked = 8},
        1,
        run_pingpong_semaphore},
       {"pingpong_condvar",
-       "two fibers on one Cpu, a round trip by mutex and condition variable",
+       "the same by mutex and condition variable",
        "Boost.Fiber's condition_variable",
        {Bar::kRatio, 0.5, "<= 0.5 x"},
-       {.jumps = 2, .locked = 12, .clocks = 2},
+       {.jumps = 2, .locked = 12},
        1,
        run_pingpong_condvar},
       {"pingpong_two_cpus_busy",
        "fibers on two busy Cpus, a round trip by two semaphores, p50",
        "Boost.Fiber's buffered_channel",
        {Bar::kRatio, 1, "<= 1 x"},
-       {.jumps = 4, .locked = 8, .clocks = 2},
+       // Each way: the semaphore, the run queue's lock and list, and the sleeper's record.
+       {.jumps = 4, .locked = 8, .transfers = 8},
        2,
        run_pingpong_two_cpus_busy},
       {"mutex_uncontended",

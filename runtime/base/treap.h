@@ -42,25 +42,11 @@ class Treap {
     node->left = node->right = node->parent = nullptr;
     node->priority = next_priority();
     if (root_ == nullptr) {
-      root_ = first_ = node;
+      root_ = first_ = last_ = node;
       summarize(node);
       return;
     }
-    TreapNode** link = &root_;
-    TreapNode* parent = nullptr;
-    bool leftmost = true;
-    while (*link != nullptr) {
-      parent = *link;
-      if (Traits::less(*item, *Traits::item(parent))) {
-        link = &parent->left;
-      } else {
-        link = &parent->right;
-        leftmost = false;
-      }
-    }
-    *link = node;
-    node->parent = parent;
-    if (leftmost) first_ = node;
+    link_in_order(item, node);
     summarize(node);
     while (node->parent != nullptr && node->parent->priority < node->priority) rotate_up(node);
     summarize_up(node->parent);
@@ -69,10 +55,11 @@ class Treap {
   void erase(T* item) {
     TreapNode* node = Traits::node(item);
     if (node == root_ && node->left == nullptr && node->right == nullptr) {
-      root_ = first_ = nullptr;
+      root_ = first_ = last_ = nullptr;
       return;
     }
     if (node == first_) first_ = successor(node);
+    if (node == last_) last_ = predecessor(node);
     while (node->left != nullptr && node->right != nullptr) {
       rotate_up(node->left->priority > node->right->priority ? node->left : node->right);
     }
@@ -109,6 +96,32 @@ class Treap {
     }
   }
 
+  // As a leaf at its place. The end is tried first: who yields, or starts a new request, mostly goes
+  // behind all others, and the way from the root is a miss of the cache a level.
+  void link_in_order(T* item, TreapNode* node) {
+    if (!Traits::less(*item, *Traits::item(last_))) {
+      last_->right = node;
+      node->parent = last_;
+      last_ = node;
+      return;
+    }
+    TreapNode** link = &root_;
+    TreapNode* parent = nullptr;
+    bool leftmost = true;
+    while (*link != nullptr) {
+      parent = *link;
+      if (Traits::less(*item, *Traits::item(parent))) {
+        link = &parent->left;
+      } else {
+        link = &parent->right;
+        leftmost = false;
+      }
+    }
+    *link = node;
+    node->parent = parent;
+    if (leftmost) first_ = node;
+  }
+
   // Lifts `node` over its parent, keeping the order.
   void rotate_up(TreapNode* node) {
     TreapNode* parent = node->parent;
@@ -139,6 +152,16 @@ class Treap {
     return node->parent;
   }
 
+  static TreapNode* predecessor(TreapNode* node) {
+    if (node->left != nullptr) {
+      node = node->left;
+      while (node->right != nullptr) node = node->right;
+      return node;
+    }
+    while (node->parent != nullptr && node->parent->left == node) node = node->parent;
+    return node->parent;
+  }
+
   // xorshift64*: the shape of the tree is the same in each run, so the sim stays deterministic.
   uint64_t next_priority() {
     seed_ ^= seed_ >> 12;
@@ -149,6 +172,7 @@ class Treap {
 
   TreapNode* root_ = nullptr;
   TreapNode* first_ = nullptr;
+  TreapNode* last_ = nullptr;
   uint64_t seed_ = 0x9E3779B97F4A7C15ull;
 };
 

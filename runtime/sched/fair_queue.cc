@@ -16,7 +16,12 @@ int64_t to_real(int64_t virtual_ns, uint32_t weight) {
   return weight == kNiceZeroWeight ? virtual_ns : virtual_ns * weight / kNiceZeroWeight;
 }
 
+// Loads are often powers of two (that many fibers of nice 0), and a division takes longer than all
+// else that a wakeup does with the average.
 int64_t floor_div(int64_t a, int64_t b) {
+  if ((b & (b - 1)) == 0) {
+    return a >> std::countr_zero(static_cast<uint64_t>(b));
+  }
   const int64_t q = a / b;
   return q * b > a ? q - 1 : q;
 }
@@ -37,12 +42,13 @@ bool FairTreeTraits::summarize(FairEntity& e, const FairEntity* l, const FairEnt
   int64_t min_v = e.vruntime;
   uint64_t min_s = e.slice;
   uint64_t max_s = e.slice;
-  for (const FairEntity* child : {l, r}) {
-    if (child == nullptr) continue;
-    min_v = std::min(min_v, child->min_vruntime);
-    min_s = std::min(min_s, child->min_slice);
-    max_s = std::max(max_s, child->max_slice);
-  }
+  const auto include = [&](const FairEntity& child) {
+    min_v = std::min(min_v, child.min_vruntime);
+    min_s = std::min(min_s, child.min_slice);
+    max_s = std::max(max_s, child.max_slice);
+  };
+  if (l != nullptr) include(*l);
+  if (r != nullptr) include(*r);
   if (min_v == e.min_vruntime && min_s == e.min_slice && max_s == e.max_slice) return false;
   e.min_vruntime = min_v;
   e.min_slice = min_s;

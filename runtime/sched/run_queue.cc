@@ -21,90 +21,21 @@ void prefetch(const Fiber& fiber) {
   __builtin_prefetch(&fiber.fifo_node);
 }
 
-constexpr bool is_fair(const Fiber& fiber) { return fiber.sched_class == SchedClass::kFair; }
-
 }  // namespace
 
-// --- The FIFO lists.
-
-void RunQueue::fifo_push(Fiber& fiber, bool front) {
-  const auto priority = fiber.fifo_priority;
-  if (front) {
-    fifo_[priority].push_front(&fiber);
-  } else {
-    fifo_[priority].push_back(&fiber);
-  }
-  fifo_bitmap_[priority / 64] |= uint64_t{1} << (priority % 64);
-}
-
-void RunQueue::fifo_remove(Fiber& fiber) {
-  const auto priority = fiber.fifo_priority;
-  fifo_[priority].remove(&fiber);
-  if (fifo_[priority].empty()) fifo_bitmap_[priority / 64] &= ~(uint64_t{1} << (priority % 64));
-}
-
-Fiber* RunQueue::fifo_first() const {
-  for (int word = 1; word >= 0; --word) {
-    const uint64_t bits = fifo_bitmap_[static_cast<size_t>(word)];
-    if (bits != 0) {
-      return fifo_[static_cast<size_t>(word * 64 + 63 - std::countl_zero(bits))].front();
-    }
-  }
-  return nullptr;
-}
+RunQueue::RunQueue(Cpu& cpu, RuntimeState& state)
+    : cpu_(cpu), state_(state), stamps_(state.options.latency_stats), hrtick_(state.options.hrtick) {}
 
 // --- On and off the queue.
 
-// Counts a fiber among those that another Cpu may take while it waits. One with a mask of its own is
-// placed when it wakes, and not pulled.
-void RunQueue::begin_waiting(Fiber& fiber) {
-  if (!fiber_may_move(fiber) || fiber.allowed != nullptr) return;
-  fiber.counted_movable = true;
-  movable_hint_.store(movable_hint_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-}
+int64_t RunQueue::read_clock() const { return clock_now(state_); }
 
-void RunQueue::end_waiting(Fiber& fiber) {
-  if (!fiber.counted_movable) return;
-  fiber.counted_movable = false;
-  movable_hint_.store(movable_hint_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
-}
-
-void RunQueue::enqueue(Fiber& fiber, unsigned flags, int64_t now) {
-  if (state_.options.latency_stats) fiber.wake_stamp = now != 0 ? now : clock_now(state_);
-  if (is_fair(fiber)) {
-    fair_.enqueue(fiber.fair, flags);
-    if (state_.options.hrtick && fair_.nr_queued() == 2) arm_hrtick(now);
-  } else {
-    ++nr_fifo_;
-    fifo_push(fiber, /*front=*/false);
-  }
-  fiber.on_rq = true;
-  begin_waiting(fiber);
-  publish_hint();
-  start_tick_if_needed();
-}
-
-bool RunQueue::dequeue(Fiber& fiber, bool sleep) {
-  if (is_fair(fiber)) {
-    if (!fair_.dequeue(fiber.fair, sleep)) {
-      cpu_.counters.add(Counter::kDelayedDequeues);
-      publish_hint();
-      return false;
-    }
-  } else {
-    --nr_fifo_;
-    if (fiber.fifo_node.linked()) fifo_remove(fiber);
-  }
-  fiber.on_rq = false;
-  end_waiting(fiber);
-  publish_hint();
-  return true;
-}
+void RunQueue::start_tick() { state_.machine->start_tick(cpu_); }
 
 void RunQueue::requeue_delayed(Fiber& fiber, int64_t now) {
   fair_.requeue_delayed(fiber.fair);
   if (&fiber != cpu_.current) begin_waiting(fiber);
-  if (state_.options.latency_stats) fiber.wake_stamp = now;
+  if (stamps_) fiber.wake_stamp = now;
   publish_hint();
   start_tick_if_needed();
 }
@@ -112,14 +43,6 @@ void RunQueue::requeue_delayed(Fiber& fiber, int64_t now) {
 void RunQueue::finish_delayed(FairEntity& entity) {
   fair_.finish_delayed(entity);
   fiber_of(entity)->on_rq = false;
-}
-
-// The tick serves those who wait; with one fiber alone nothing has to be checked.
-void RunQueue::start_tick_if_needed() {
-  // Relaxed: a stop that races is repaired by its own look under this lock; see stop_tick().
-  if (nr_running() > 1 && !cpu_.tick_running.load(std::memory_order_relaxed)) {
-    state_.machine->start_tick(cpu_);
-  }
 }
 
 // --- Requests.
@@ -156,11 +79,7 @@ void RunQueue::request_resched(Moment moment) {
   }
 }
 
-void RunQueue::unlock_and_notify() {
-  const bool notify = notify_;
-  notify_ = false;
-  lock.unlock();
-  if (!notify) return;
+void RunQueue::notify() {
   // The request was stored under the lock; this fence stands between it and the look at the idle
   // state. Partner: the idle loop stores that it parks, fences, and looks at its requests again.
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -176,17 +95,9 @@ void RunQueue::update_current(int64_t now) {
   if (fair_.update_current(now)) request_resched(Moment::kFairSlice);
 }
 
-void RunQueue::wakeup_preempt(Fiber& wakee, unsigned flags) {
+// Of two fair fibers.
+void RunQueue::wakeup_preempt_fair(Fiber& wakee, unsigned flags) {
   Fiber& current = *cpu_.current;
-  if (current.is_idle) return request_resched(Moment::kTargetIdle);
-  if (wakee.sched_class != current.sched_class) {
-    if (wakee.sched_class < current.sched_class) request_resched(Moment::kHigherClass);
-    return;
-  }
-  if (!is_fair(wakee)) {
-    if (wakee.fifo_priority > current.fifo_priority) request_resched(Moment::kHigherClass);
-    return;
-  }
   if ((cpu_.need.load(std::memory_order_relaxed) & kNeedResched) != 0) return;
   if (current.policy == Policy::kIdle && wakee.policy != Policy::kIdle) {
     fair_.cancel_protection();
@@ -217,6 +128,7 @@ Fiber* RunQueue::pick_fair(bool protect) {
 
 // A yielder goes behind its equals, and the highest list's first runs.
 Fiber* RunQueue::rotate_fifo(Fiber& prev) {
+  begin_waiting(prev);
   fifo_push(prev, /*front=*/false);
   Fiber* next = fifo_first();
   fifo_remove(*next);
@@ -226,29 +138,22 @@ Fiber* RunQueue::rotate_fifo(Fiber& prev) {
   return next;
 }
 
-Fiber* RunQueue::pick_next(Fiber& prev, SwitchKind kind, int64_t now) {
-  const bool stays = !prev.is_idle && prev.on_rq && !prev.fair.delayed;
-  if (stays) begin_waiting(prev);
-  if (stays && !is_fair(prev)) {
-    if (kind == SwitchKind::kYield) return rotate_fifo(prev);
-    fifo_push(prev, /*front=*/true);  // a preempted one stays at the head of its equals
-  } else if (kind == SwitchKind::kYield && stays) {
-    fair_.yield_current();
-  }
-  Fiber* next = fifo_first();
+void RunQueue::put_back(Fiber& prev) {
+  begin_waiting(prev);
+  // A preempted one stays at the head of its equals.
+  if (!is_fair(prev)) fifo_push(prev, /*front=*/true);
+}
+
+Fiber* RunQueue::pick_fair_or_idle(Fiber& prev, SwitchKind kind, int64_t now) {
+  if (fair_.nr_queued() == 0) return &cpu_.idle;
+  Fiber* next = pick_fair(/*protect=*/kind != SwitchKind::kYield);
+  if (next != &prev) fair_.put_prev();
   if (next != nullptr) {
-    fifo_remove(*next);
-    if (is_fair(prev)) fair_.put_prev();
-  } else if (fair_.nr_queued() != 0) {
-    next = pick_fair(/*protect=*/kind != SwitchKind::kYield);
-    if (next != &prev) fair_.put_prev();
-    if (next != nullptr) {
-      if (now == 0) now = cpu_.now();
-      fair_.set_next(next->fair, now);
-      if (state_.options.hrtick) arm_hrtick(now);
-    }
-    publish_hint();
+    if (now == 0) now = cpu_.now();
+    fair_.set_next(next->fair, now);
+    if (hrtick_) arm_hrtick(now);
   }
+  publish_hint();
   if (next == nullptr) return &cpu_.idle;
   end_waiting(*next);
   return next;

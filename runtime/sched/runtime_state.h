@@ -85,27 +85,35 @@ struct RuntimeState {
 // All fibers, one a line; see Runtime::dump().
 std::string dump_fibers(const RuntimeState& state);
 
+// The Cpu that this runs on, if it is one of this runtime; else null, and the caller is foreign. A Cpu
+// of another runtime is foreign too: the shutdown counts spawns and exits, and both must be in its own
+// runtime.
+inline Cpu* local_cpu(const RuntimeState& state) {
+  Cpu* cpu = this_cpu();
+  return cpu != nullptr && cpu->state == &state ? cpu : nullptr;
+}
+
 // The clock for whoever asks: the calling Cpu's, or the runtime's.
 inline int64_t clock_now(const RuntimeState& state) {
   const Cpu* cpu = this_cpu();
   return cpu != nullptr ? cpu->now() : state.clock.now();
 }
 
-// Counts an event on the calling Cpu, or among those of foreign threads. A Cpu of another runtime is
-// foreign too: the shutdown counts spawns and exits, and both must be in its own runtime.
-inline void count_event(RuntimeState& state, Counter counter, uint64_t n = 1) {
-  Cpu* cpu = this_cpu();
-  if (cpu != nullptr && cpu->state == &state) {
-    cpu->counters.add(counter, n);
+// Counts an event on the calling Cpu, or among those of foreign threads.
+inline void count_event(RuntimeState& state, Cpu* local, Counter counter, uint64_t n = 1) {
+  if (local != nullptr) [[likely]] {
+    local->counters.add(counter, n);
   } else {
     state.foreign_counters.add_shared(counter, n);
   }
 }
+inline void count_event(RuntimeState& state, Counter counter, uint64_t n = 1) {
+  count_event(state, local_cpu(state), counter, n);
+}
 
 inline void trace_any(RuntimeState& state, TraceEvent event, uint32_t arg0, uint64_t arg1 = 0,
                       uint64_t arg2 = 0) {
-  Cpu* cpu = this_cpu();
-  if (cpu != nullptr && cpu->state == &state) {
+  if (Cpu* cpu = local_cpu(state); cpu != nullptr) {
     cpu->trace_event(event, arg0, arg1, arg2);
   } else if (state.foreign_trace.enabled()) {
     state.foreign_trace.emit(static_cast<uint64_t>(state.clock.now()), event, arg0, arg1, arg2);

@@ -34,13 +34,16 @@ void schedule_locked_out(SwitchKind kind);
 // and returns when somebody woke it; if that happened already, at once. Preemption is on at the
 // call. Not in interrupts.
 void schedule();
+// The same for a caller that holds preemption off, once: from the lock of what it waits for on, say.
+// Preemption is on at the return.
+void schedule_preempt_disabled();
 // The end of a fiber: wakes its joiners, never returns. Defined by the room sync, where joining is.
 [[noreturn]] void fiber_exit();
 
 // By the owner: stops the tick of a Cpu that has nobody waiting.
 void stop_tick(Cpu& cpu);
 
-// --- Waking. Any context.
+// --- Waking. Any context, with preemption off: under a spin lock, or in an interrupt.
 
 // Wakes `fiber` if it sleeps. True if this call did so. The caller keeps the fiber alive by what
 // it waits on: it holds that lock, or the timer base's.

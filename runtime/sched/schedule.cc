@@ -86,8 +86,10 @@ void fiber_entry(Context* previous) {
   fiber_exit();
 }
 
-// Preemption is off, once. Returns when this fiber runs again, perhaps on another Cpu.
-void schedule_locked_out(SwitchKind kind) {
+namespace {
+
+// Inlined into a function for each kind: who yields pays nothing for what a block has to ask.
+[[gnu::always_inline]] inline void schedule_as(SwitchKind kind) {
   Cpu* cpu = this_cpu();
   RunQueue& rq = *cpu->rq;
   Fiber* prev = cpu->current;
@@ -95,7 +97,7 @@ void schedule_locked_out(SwitchKind kind) {
   // What brought it here, before the charge below adds a request of its own.
   const uint32_t need = cpu->need.load(std::memory_order_relaxed);
   int64_t now = 0;
-  if (prev->sched_class == SchedClass::kFair || cpu->state->options.latency_stats) {
+  if (rq.needs_clock(*prev)) {
     now = cpu->now();
     rq.update_current(now);
   }
@@ -113,9 +115,11 @@ void schedule_locked_out(SwitchKind kind) {
   }
   cpu->counters.add(Counter::kContextSwitches);
   if (kind == SwitchKind::kPreempt) cpu->counters.add(Counter::kForcedSwitches);
-  if (cpu->state->options.latency_stats) account_latency(*cpu, *prev, *next, now);
-  cpu->trace_event(TraceEvent::kSwitch, static_cast<uint32_t>(reason_of(kind, need, *prev)),
-                   prev->id, next->id);
+  if (rq.stamps()) account_latency(*cpu, *prev, *next, now);
+  if (cpu->trace.enabled()) [[unlikely]] {
+    cpu->trace_event(TraceEvent::kSwitch, static_cast<uint32_t>(reason_of(kind, need, *prev)),
+                     prev->id, next->id);
+  }
   // Atomic for those who look from elsewhere: dumps, and the handler of faults.
   std::atomic_ref(cpu->current).store(next, std::memory_order_relaxed);
   Context* previous = context_switch(prev->context, next->context, cpu->eh,
@@ -123,9 +127,29 @@ void schedule_locked_out(SwitchKind kind) {
   finish_switch(previous);
 }
 
+}  // namespace
+
+void schedule_locked_out(SwitchKind kind) {
+  switch (kind) {
+    case SwitchKind::kBlock:
+      return schedule_as(SwitchKind::kBlock);
+    case SwitchKind::kYield:
+      return schedule_as(SwitchKind::kYield);
+    case SwitchKind::kPreempt:
+      return schedule_as(SwitchKind::kPreempt);
+    case SwitchKind::kExit:
+      return schedule_as(SwitchKind::kExit);
+  }
+}
+
 void schedule() {
+  preempt_disable();
+  schedule_preempt_disabled();
+}
+
+void schedule_preempt_disabled() {
   Fiber* self = this_cpu()->current;
-  const uint32_t calls = preempt_count();
+  const uint32_t calls = preempt_count() - kPreemptUnit;
   if ((calls & ~kCallMask) != 0) [[unlikely]] scheduling_while_atomic(*self, calls);
   if (jiffy_held_pthread_mutexes != nullptr) [[unlikely]] {
     if (const int held = jiffy_held_pthread_mutexes(); held > 0) complain_of_held_mutex(*self, held);
@@ -136,7 +160,7 @@ void schedule() {
   if (hook) self->sleep_hook(self, /*going_to_sleep=*/true);
   // The nesting of calls is this fiber's; the count across a switch is one for all.
   set_preempt_count(kPreemptUnit);
-  schedule_locked_out(SwitchKind::kBlock);
+  schedule_as(SwitchKind::kBlock);
   if (calls != 0) {
     set_preempt_count(calls);
   } else {
@@ -155,8 +179,9 @@ void yield() {
     scheduling_while_atomic(*cpu->current, count);
   }
   preempt_disable();
-  this_cpu()->counters.add(Counter::kYields);
-  schedule_locked_out(SwitchKind::kYield);
+  cpu = this_cpu();
+  cpu->counters.add(Counter::kYields);
+  schedule_as(SwitchKind::kYield);
   preempt_enable();
 }
 

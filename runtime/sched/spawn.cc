@@ -114,9 +114,11 @@ void end_foreign_spawn(RuntimeState& state) {
   state.foreign_spawns.fetch_sub(1, std::memory_order_release);
 }
 
-bool is_default(const SpawnOptions& o) {
-  return o.cpu < 0 && o.nice == 0 && o.policy == Policy::kNormal && o.slice.count() == 0 &&
-         o.stack_size == 0 && o.allowed.empty();
+// The common case of check_spawn_options(), without the text that it would return.
+bool plainly_valid(const SpawnOptions& o) {
+  const bool priority = o.policy != Policy::kFifo || (o.priority >= 1 && o.priority <= 99);
+  return o.cpu < 0 && o.nice == 0 && priority && o.slice.count() == 0 && o.stack_size == 0 &&
+         o.allowed.empty();
 }
 
 void set_identity(Fiber& fiber, RuntimeState& state, const SpawnOptions& o) {
@@ -202,7 +204,7 @@ Status spawn_prepare(RuntimeState& state, const SpawnRequest& request, Fiber** o
     return Status::error("the runtime takes no new fibers: it has not been started, or it stops");
   }
   const SpawnOptions& options = *request.options;
-  if (!is_default(options)) {
+  if (!plainly_valid(options)) [[unlikely]] {
     if (Status status = check_spawn_options(state, options); !status.ok()) {
       if (foreign) end_foreign_spawn(state);
       return status;
@@ -234,23 +236,24 @@ void spawn_start(Fiber& fiber, void (*invoke)(void* block), void (*destroy)(void
   context_init(fiber.context, fiber.block, fiber_entry);
   preempt_disable();
   RuntimeState& state = *fiber.state_of_runtime;
+  Cpu* local = local_cpu(state);
   Cpu& target = select_cpu_for_spawn(state, fiber);
   RunQueue& rq = *target.rq;
   rq.lock.lock();
   // Release: partner is the acquire in the wakeup's lock_queue_of().
   fiber.cpu.store(&target, std::memory_order_release);
   fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
-  const int64_t now = fiber.sched_class == SchedClass::kFair ? clock_now(state) : 0;
+  const int64_t now = is_fair(fiber) ? clock_now(state) : 0;
   if (now != 0) rq.update_current(now);
   rq.enqueue(fiber, RunQueue::kInitial, now);
   rq.wakeup_preempt(fiber, RunQueue::kInitial);
   const int running = rq.nr_running();
   rq.unlock_and_notify();
-  count_event(state, Counter::kSpawns);
+  count_event(state, local, Counter::kSpawns);
   // One that waits alone will soon be reached by its spawner's own Cpu; more are worth a wakeup.
   if (running > 2) kick_balancer(state);
   preempt_enable();
-  if (is_foreign(state)) end_foreign_spawn(state);
+  if (local == nullptr) end_foreign_spawn(state);
 }
 
 void spawn_abandon(Fiber& fiber) {

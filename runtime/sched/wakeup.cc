@@ -25,35 +25,83 @@ RunQueue& lock_queue_of(Fiber& fiber) {
   }
 }
 
-// The FIFO class reads no clock.
-bool needs_clock(const Fiber& fiber, const RuntimeState& state) {
-  return fiber.sched_class == SchedClass::kFair || state.options.latency_stats;
+void count_real_wakeup(RuntimeState& state, Cpu* local, const Fiber& fiber, const Cpu& target) {
+  count_event(state, local, Counter::kWakeupsReal);
+  if (local == &target) [[likely]] {
+    local->trace_event(TraceEvent::kWakeupReal, static_cast<uint32_t>(target.id), fiber.id);
+    return;
+  }
+  count_event(state, local, Counter::kWakeupsRemote);
+  trace_any(state, TraceEvent::kWakeupRemote, static_cast<uint32_t>(target.id), fiber.id);
 }
 
-void count_real_wakeup(RuntimeState& state, const Fiber& fiber, const Cpu& target) {
-  count_event(state, Counter::kWakeupsReal);
-  const bool remote = this_cpu() != &target;
-  if (remote) count_event(state, Counter::kWakeupsRemote);
-  trace_any(state, remote ? TraceEvent::kWakeupRemote : TraceEvent::kWakeupReal,
-            static_cast<uint32_t>(target.id), fiber.id);
+void count_noop_wakeup(RuntimeState& state, Cpu* local) {
+  count_event(state, local, Counter::kWakeupsNoop);
+}
+
+// Charges who runs on the queue up to now, where a class that counts time takes part.
+int64_t charge(RunQueue& rq, const Fiber& fiber, const RuntimeState& state) {
+  if (!rq.needs_clock(fiber)) return 0;
+  const int64_t now = clock_now(state);
+  rq.update_current(now);
+  return now;
 }
 
 // The fiber has not slept yet, or sleeps as a delayed entity: it is on its queue.
-bool wake_queued(Fiber& fiber, RunQueue& rq) {
+void wake_queued(Fiber& fiber, RunQueue& rq, Cpu* local) {
   RuntimeState& state = *rq.cpu().state;
-  const int64_t now = needs_clock(fiber, state) ? clock_now(state) : 0;
-  if (now != 0) rq.update_current(now);
+  const int64_t now = charge(rq, fiber, state);
   const bool slept = fiber.sched_class == SchedClass::kFair && fiber.fair.delayed;
   if (slept) rq.requeue_delayed(fiber, now);
   fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
   if (rq.cpu().current != &fiber) rq.wakeup_preempt(fiber, RunQueue::kWakeup);
   if (slept) {
-    count_real_wakeup(state, fiber, rq.cpu());
+    count_real_wakeup(state, local, fiber, rq.cpu());
   } else {
-    count_event(state, Counter::kWakeupsNoop);
+    count_noop_wakeup(state, local);
     trace_any(state, TraceEvent::kWakeupNoop, static_cast<uint32_t>(rq.cpu().id), fiber.id);
   }
-  rq.unlock_and_notify();
+}
+
+// Off the queue, so its registers are stored: its Cpu kept this lock until then. Returns the queue
+// that it is on now, locked in the place of `rq`.
+RunQueue& wake_sleeper(Fiber& fiber, RunQueue* rq, Cpu* local) {
+  RuntimeState& state = *rq->cpu().state;
+  unsigned flags = RunQueue::kWakeup;
+  if (fiber_may_move(fiber)) {
+    Cpu& target = select_cpu(state, fiber);
+    if (&target != &rq->cpu()) {
+      // Taken: no other waker, and no attribute change, touches it between the two locks.
+      fiber.state.store(FiberState::kWaking, std::memory_order_relaxed);
+      rq->lock.unlock();
+      rq = target.rq;
+      rq->lock.lock();
+      // Release: partner is the acquire in lock_queue_of().
+      fiber.cpu.store(&target, std::memory_order_release);
+      flags |= RunQueue::kMigrated;
+      count_event(state, local, Counter::kMigrations);
+    }
+  }
+  rq->enqueue(fiber, flags, charge(*rq, fiber, state));
+  fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
+  rq->wakeup_preempt(fiber, flags);
+  count_real_wakeup(state, local, fiber, rq->cpu());
+  return *rq;
+}
+
+bool wake_under_lock(Fiber& fiber, Cpu* local) {
+  RunQueue* rq = &lock_queue_of(fiber);
+  if (fiber.state.load(std::memory_order_relaxed) != FiberState::kSleeping) {
+    rq->lock.unlock();
+    count_noop_wakeup(*fiber.state_of_runtime, local);
+    return false;
+  }
+  if (fiber.on_rq) {
+    wake_queued(fiber, *rq, local);
+  } else {
+    rq = &wake_sleeper(fiber, rq, local);
+  }
+  rq->unlock_and_notify();
   return true;
 }
 
@@ -62,52 +110,19 @@ bool wake_queued(Fiber& fiber, RunQueue& rq) {
 // Three outcomes, as in the kernel: the fiber does not sleep (nothing to do), it is still queued
 // (it only has to be told), or it really sleeps and is placed and queued.
 bool try_to_wake_up(Fiber& fiber) {
+  RuntimeState& state = *fiber.state_of_runtime;
+  Cpu* local = local_cpu(state);
   // Relaxed: the lock of what the fiber waits for, which the caller holds, orders this look with
   // the sleeper's announcement.
   if (fiber.state.load(std::memory_order_relaxed) != FiberState::kSleeping) {
-    count_event(*fiber.state_of_runtime, Counter::kWakeupsNoop);
+    count_noop_wakeup(state, local);
     return false;
   }
-  RuntimeState& state = *fiber.state_of_runtime;
-  const Cpu* me = this_cpu();
-  const bool foreign = me == nullptr || me->state != &state;
-  if (foreign) state.foreign_wakers.fetch_add(1, std::memory_order_relaxed);
-  preempt_disable();
-  RunQueue* rq = &lock_queue_of(fiber);
-  bool woken = false;
-  if (fiber.state.load(std::memory_order_relaxed) != FiberState::kSleeping) {
-    rq->lock.unlock();
-    count_event(state, Counter::kWakeupsNoop);
-  } else if (fiber.on_rq) {
-    woken = wake_queued(fiber, *rq);
-  } else {
-    // Off the queue, so its registers are stored: its Cpu kept this lock until then.
-    Cpu* target = &rq->cpu();
-    if (fiber_may_move(fiber)) target = &select_cpu(state, fiber);
-    unsigned flags = RunQueue::kWakeup;
-    if (target != &rq->cpu()) {
-      // Taken: no other waker, and no attribute change, touches it between the two locks.
-      fiber.state.store(FiberState::kWaking, std::memory_order_relaxed);
-      rq->lock.unlock();
-      rq = target->rq;
-      rq->lock.lock();
-      // Release: partner is the acquire in lock_queue_of().
-      fiber.cpu.store(target, std::memory_order_release);
-      flags |= RunQueue::kMigrated;
-      count_event(state, Counter::kMigrations);
-    }
-    const int64_t now = needs_clock(fiber, state) ? clock_now(state) : 0;
-    if (now != 0) rq->update_current(now);
-    rq->enqueue(fiber, flags, now);
-    fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
-    rq->wakeup_preempt(fiber, flags);
-    count_real_wakeup(state, fiber, *target);
-    rq->unlock_and_notify();
-    woken = true;
-  }
-  preempt_enable();
+  if (local != nullptr) [[likely]] return wake_under_lock(fiber, local);
+  state.foreign_wakers.fetch_add(1, std::memory_order_relaxed);
+  const bool woken = wake_under_lock(fiber, nullptr);
   // Release: partner is the acquire in the runtime's stop().
-  if (foreign) state.foreign_wakers.fetch_sub(1, std::memory_order_release);
+  state.foreign_wakers.fetch_sub(1, std::memory_order_release);
   return woken;
 }
 
@@ -183,6 +198,15 @@ bool Waiter::block(int64_t deadline) {
   schedule();
   (void)TimerBase::cancel(timer);
   return !timer.fired;
+}
+
+void Waiter::sleep_after_unlock() {
+  if (fiber != nullptr) [[likely]] {
+    schedule_preempt_disabled();
+  } else {
+    preempt_enable();
+    (void)block(kNever);
+  }
 }
 
 bool Waiter::wake() {

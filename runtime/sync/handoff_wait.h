@@ -19,7 +19,7 @@ class HandoffWait : public WaitEntry {
     flags = kExclusive;
   }
 
-  // Under the queue's lock, which the caller releases before block().
+  // Under the queue's lock, which the caller releases before block(), or by unlock_and_block().
   void enqueue(WaitQueue& queue) {
     queue.add(*this);
     waiter_.prepare();
@@ -31,7 +31,18 @@ class HandoffWait : public WaitEntry {
   // Blocks until granted or `until`. After kReady the giver is done with the queue, so that the
   // caller may destroy it.
   WaitResult block(WaitQueue& queue, const Until& until) {
-    return until.limited() ? block_limited(queue, until) : block_for_ever(queue);
+    if (until.limited()) return block_limited(queue, until);
+    (void)waiter_.block(kNever);
+    return await_giver(queue);
+  }
+  WaitResult unlock_and_block(WaitQueue& queue, const Until& until) {
+    if (!until.limited()) [[likely]] {
+      queue.unlock_to_sleep();
+      waiter_.sleep_after_unlock();
+      return await_giver(queue);
+    }
+    queue.unlock();
+    return block_limited(queue, until);
   }
 
  private:
@@ -50,8 +61,7 @@ class HandoffWait : public WaitEntry {
     return 1;
   }
 
-  WaitResult block_for_ever(WaitQueue& queue) {
-    (void)waiter_.block(kNever);
+  static WaitResult await_giver(WaitQueue& queue) {
     // Nothing but the grant wakes. Its giver holds the lock from before the grant, and lets go of
     // it last.
     spin_until([&queue] { return !queue.is_locked(); });

@@ -64,8 +64,7 @@ WaitResult wait_done(Fiber& fiber, const Until& until) {
   } else {
     HandoffWait self;
     self.enqueue(fiber.join_queue);
-    fiber.join_queue.unlock();
-    const WaitResult result = self.block(fiber.join_queue, until);
+    const WaitResult result = self.unlock_and_block(fiber.join_queue, until);
     if (result != WaitResult::kReady) return result;
   }
   // Acquire: partner is the release in finish_switch(). A few instructions away, on another Cpu.

@@ -22,8 +22,7 @@ WaitResult Semaphore::acquire(const Until& until) {
   }
   HandoffWait self;
   self.enqueue(waiters_);
-  waiters_.unlock();
-  return self.block(waiters_, until);
+  return self.unlock_and_block(waiters_, until);
 }
 
 void Semaphore::release(int64_t units) {

@@ -205,6 +205,7 @@ class Sleeper {
     if (!handle_.valid()) return;
     settle();
     ending_ = true;
+    const PreemptGuard guard;
     (void)try_to_wake_up(fiber());
     handle_.join();
   }
@@ -212,6 +213,7 @@ class Sleeper {
   // Any context. A wakeup of one that is not asleep does nothing but count.
   void wake() {
     if (asleep()) woken_.push_back(sim_time(world_.rt));
+    const PreemptGuard guard;
     (void)try_to_wake_up(fiber());
   }
   bool asleep() const { return handle_.native()->state.load() == FiberState::kSleeping; }

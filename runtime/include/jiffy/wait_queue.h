@@ -92,6 +92,8 @@ class WaitQueue {
 
   void lock();
   void unlock();
+  // Unlocks, and leaves preemption off: for a waiter that sleeps next (Waiter::sleep_after_unlock).
+  void unlock_to_sleep() { lock_.unlock(); }
   bool is_locked() const { return lock_.is_locked(); }
   template <class Fn>
   auto with_lock(Fn&& fn) {

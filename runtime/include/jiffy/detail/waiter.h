@@ -19,9 +19,11 @@ struct Waiter {
   // Sleeps until wake(), or at the latest until `deadline` (ns of the clock; INT64_MAX for none).
   // False if the deadline ended it.
   bool block(int64_t deadline);
+  // As block() without a deadline, after WaitQueue::unlock_to_sleep().
+  void sleep_after_unlock();
   // Takes prepare() back, where the wait turned out to be over.
   void cancel();
-  // From any context, under the lock of what is waited for: true if this call ended the sleep.
+  // From any context, preemption off, under the lock of what is waited for: true if this call ended the sleep.
   bool wake();
 
   Fiber* const fiber;  // null for a plain thread
