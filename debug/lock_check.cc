@@ -1,7 +1,7 @@
-// Counts the pthread mutexes (hence std::mutex) that the calling thread holds, so that the scheduler
-// can complain when a fiber suspends with one: the next fiber that wants it blocks the whole Cpu,
-// for ever if the holder is on the same one. Linked into debug builds only, by the CMake target
-// jiffy::lock_check; it interposes the lock functions of libc.
+// Counts the pthread mutexes (hence std::mutex) that the calling thread holds, so that the
+// scheduler can complain when a fiber suspends with one: the next fiber that wants it blocks the
+// whole Cpu, for ever if the holder is on the same one. Linked into debug builds only, by the CMake
+// target jiffy::lock_check; it interposes the lock functions of libc.
 #include <dlfcn.h>
 #include <pthread.h>
 

@@ -68,7 +68,8 @@ class ConditionWait : public Primitive {
   explicit ConditionWait(Runtime&) {}
   WaitResult wait(const Until& until) override {
     std::unique_lock lock(mutex_);
-    const WaitResult result = condition_.wait(lock, [this] { return tickets_ > 0; }, until);
+    const WaitResult result = condition_.wait(
+        lock, [this] { return tickets_ > 0; }, until);
     if (result == WaitResult::kReady) --tickets_;
     return result;
   }
@@ -238,7 +239,10 @@ const std::vector<CaseRow>& cases() {
       {"stopped and late before the call", When::kNever, When::kBefore, -1ms, {kTimeout}},
       {"ready at the deadline", When::kAtTheDeadline, When::kNever, 300us, {kReady, kTimeout}},
       {"stop at the deadline", When::kNever, When::kAtTheDeadline, 300us, {kTimeout, kStopped}},
-      {"all at the deadline", When::kAtTheDeadline, When::kAtTheDeadline, 300us,
+      {"all at the deadline",
+       When::kAtTheDeadline,
+       When::kAtTheDeadline,
+       300us,
        {kReady, kTimeout, kStopped}},
   };
   return rows;
@@ -247,7 +251,8 @@ const std::vector<CaseRow>& cases() {
 std::string text(const std::vector<WaitResult>& results) {
   static constexpr const char* kNames[] = {"ready", "timeout", "stopped"};
   std::string all;
-  for (WaitResult r : results) all += std::string(all.empty() ? "" : " or ") + kNames[static_cast<int>(r)];
+  for (WaitResult r : results)
+    all += std::string(all.empty() ? "" : " or ") + kNames[static_cast<int>(r)];
   return all;
 }
 

@@ -33,7 +33,9 @@ struct Mine : std::runtime_error {
 using Switch = void (*)();
 void by_yield() { yield(); }
 void by_sleep() { (void)sleep_for(10us); }
-void by_join() { spawn([] { yield(); }).join(); }
+void by_join() {
+  spawn([] { yield(); }).join();
+}
 void by_migration() { ASSERT_TRUE(migrate()); }
 
 Mine make_mine(int depth) { return Mine(this_fiber::id(), depth); }
@@ -181,10 +183,13 @@ void joined_in_catch(Switch give_up) {
     throw make_mine(7);
   } catch (const Mine& own) {
     try {
-      spawn([give_up] {
-        const SwitchesInDestructor guard{give_up, 1};
-        throw std::logic_error("the child's");
-      }, migratable()).join();
+      spawn(
+          [give_up] {
+            const SwitchesInDestructor guard{give_up, 1};
+            throw std::logic_error("the child's");
+          },
+          migratable())
+          .join();
       ADD_FAILURE() << "join() returned";
     } catch (const std::logic_error& e) {
       give_up();

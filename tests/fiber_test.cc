@@ -1,4 +1,6 @@
 // Fibers: spawning, joining, results and exceptions, what a fiber knows of itself.
+#include "fiber/fiber.h"
+
 #include <gtest/gtest.h>
 #include <jiffy/runtime.h>
 #include <jiffy/semaphore.h>
@@ -12,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "fiber/fiber.h"
 #include "support/runtimes.h"
 
 namespace jiffy {
@@ -259,7 +260,7 @@ TEST_P(FiberTest, IdsAreUniqueAcrossCpusAndThreads) {
       return collect(50, cpu, [](auto fn, const auto& o) { return spawn(fn, o); });
     };
     for (uint64_t id : rt_->run(inside, pinned(cpu))) all.push_back(id);
-    for (uint64_t id : collect(50, cpu, [&](auto fn, const auto& o) { return rt_->spawn(fn, o); })) {
+    for (uint64_t id : collect(50, cpu, [&](auto fn, const auto&o) { return rt_->spawn(fn, o); })) {
       all.push_back(id);
     }
   }
@@ -294,13 +295,15 @@ TEST_P(FiberTest, DumpShowsEachFiberAndItsState) {
         go.acquire();
       },
       options);
-  const std::string text = rt_->run([&] {
-    ready.acquire();
-    // It is asleep as soon as its Cpu switched.
-    while (sleeper.native()->state.load() != FiberState::kSleeping) (void)sleep_for(10us);
-    (void)sleep_for(100us);
-    return rt_->dump();
-  }, pinned(0, "dumper"));
+  const std::string text = rt_->run(
+      [&] {
+        ready.acquire();
+        // It is asleep as soon as its Cpu switched.
+        while (sleeper.native()->state.load() != FiberState::kSleeping) (void)sleep_for(10us);
+        (void)sleep_for(100us);
+        return rt_->dump();
+      },
+      pinned(0, "dumper"));
   const auto line_of = [&text](const std::string& name) {
     const size_t at = text.find(" " + name + " ");
     if (at == std::string::npos) return std::string();
@@ -334,7 +337,10 @@ TEST_P(FiberTest, SpawnNamesWhatIsWrongWithItsOptions) {
       {"0.1 to 100 ms", [](SpawnOptions& o) { o.slice = 99us; }},
       {"0.1 to 100 ms", [](SpawnOptions& o) { o.slice = 101ms; }},
       {"4096", [](SpawnOptions& o) { o.stack_size = 100; }},
-      {"allowed Cpu 7", [](SpawnOptions& o) { o.allowed = {0, 7}; }},
+      {"allowed Cpu 7",
+       [](SpawnOptions& o) {
+         o.allowed = {0, 7};
+       }},
   };
   for (const Row& row : kRows) {
     SpawnOptions options;

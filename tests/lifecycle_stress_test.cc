@@ -33,8 +33,8 @@ class Shown {
     const std::lock_guard lock(mutex_);
     rt_ = rt;
   }
-  // While the mutex is held the runtime is not replaced; a runtime that hangs in its stop() is still
-  // shown, since it is hidden only afterwards.
+  // While the mutex is held the runtime is not replaced; a runtime that hangs in its stop() is
+  // still shown, since it is hidden only afterwards.
   std::string dump() {
     const std::lock_guard lock(mutex_);
     return rt_ == nullptr ? "between two runtimes\n" : rt_->dump();
@@ -109,15 +109,18 @@ TEST(LifecycleStress, ForeignThreadsNotifyWhileTheRuntimeStops) {
     shown.set(rt.get());
     constexpr int kFibers = 6;
     for (int i = 0; i < kFibers; ++i) {
-      rt->spawn([&, i] {
-          ++started;
-          if (i % 2 == 0) {
-            (void)event.read();
-          } else {
-            semaphore.acquire();
-          }
-          ++ended;
-        }, i % 3 == 0 ? migratable() : SpawnOptions{}).detach();
+      rt->spawn(
+            [&, i] {
+              ++started;
+              if (i % 2 == 0) {
+                (void)event.read();
+              } else {
+                semaphore.acquire();
+              }
+              ++ended;
+            },
+            i % 3 == 0 ? migratable() : SpawnOptions{})
+          .detach();
     }
     std::vector<std::thread> threads;
     for (uint64_t t = 0; t < 2; ++t) {
@@ -375,10 +378,9 @@ TEST(LifecycleStress, StopRequestsWakeEachWaiterOnce) {
             (void)scope.spawn(
                 [&, i] {
                   const std::stop_token token = stop.get_token();
-                  const WaitResult result =
-                      i % 3 == 0   ? never.acquire(token)
-                      : i % 3 == 1 ? queue.wait([] { return false; }, token)
-                                   : sleep_for(1h, token);
+                  const WaitResult result = i % 3 == 0   ? never.acquire(token)
+                                            : i % 3 == 1 ? queue.wait([] { return false; }, token)
+                                                         : sleep_for(1h, token);
                   stopped += result == WaitResult::kStopped;
                 },
                 migratable());

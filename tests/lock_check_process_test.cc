@@ -12,12 +12,14 @@ namespace {
 void suspend_with_mutex_held(int times) {
   std::mutex mutex;
   Runtime rt(Options{.cpus = 1});
-  rt.run([&] {
-    for (int i = 0; i < times; ++i) {
-      std::lock_guard<std::mutex> lock(mutex);
-      sleep_for(std::chrono::microseconds(10));
-    }
-  }, SpawnOptions{.name = "holder"});
+  rt.run(
+      [&] {
+        for (int i = 0; i < times; ++i) {
+          std::lock_guard<std::mutex> lock(mutex);
+          sleep_for(std::chrono::microseconds(10));
+        }
+      },
+      SpawnOptions{.name = "holder"});
 }
 
 void suspend_with_mutex_released() {
@@ -49,8 +51,10 @@ TEST_F(LockCheck, ComplainsOnceARuntime) {
         suspend_with_mutex_held(3);
         const std::string text = testing::internal::GetCapturedStderr();
         const size_t first = text.find("suspends while");
-        std::exit(first != std::string::npos && text.find("suspends while", first + 1) ==
-                                                    std::string::npos ? 0 : 1);
+        std::exit(first != std::string::npos &&
+                          text.find("suspends while", first + 1) == std::string::npos
+                      ? 0
+                      : 1);
       },
       testing::ExitedWithCode(0), "");
 }

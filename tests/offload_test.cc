@@ -75,7 +75,8 @@ TEST(OffloadHost, MoreCallsThanThreadsAllEnd) {
                         sum += offload([&, i] {
                           const int now_running = ++running;
                           int seen = most;
-                          while (now_running > seen && !most.compare_exchange_weak(seen, now_running)) {
+                          while (now_running > seen &&
+                                 !most.compare_exchange_weak(seen, now_running)) {
                           }
                           std::this_thread::sleep_for(1ms);
                           --running;

@@ -1,10 +1,10 @@
 // How an idle Cpu parks and how it is woken, as a model whose interleavings are all explored.
 //
-// Each side stores and then looks: the sleeper announces that it parks and looks for work, the waker
-// publishes work and looks whether the other is parked. On x86 a store waits in the store buffer of
-// its processor while later loads go ahead, so without a full fence in between both sides may miss
-// each other, and the work lies there while the Cpu sleeps. The model has such buffers: at any time
-// a processor takes its next step or writes the oldest entry of its buffer to memory.
+// Each side stores and then looks: the sleeper announces that it parks and looks for work, the
+// waker publishes work and looks whether the other is parked. On x86 a store waits in the store
+// buffer of its processor while later loads go ahead, so without a full fence in between both sides
+// may miss each other, and the work lies there while the Cpu sleeps. The model has such buffers: at
+// any time a processor takes its next step or writes the oldest entry of its buffer to memory.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -22,14 +22,14 @@ enum Word : uint8_t { kWork, kState, kUnparked, kWords };
 enum StateValue : uint8_t { kBusyState, kPollingState, kParkedState };
 
 enum class Op : uint8_t {
-  kStore,      // word = value, through the store buffer
-  kFence,      // waits until the buffer is empty
-  kExchange,   // fence, then atomically: reg = word, word = value
-  kGotoIf,     // if word == value: jump
+  kStore,     // word = value, through the store buffer
+  kFence,     // waits until the buffer is empty
+  kExchange,  // fence, then atomically: reg = word, word = value
+  kGotoIf,    // if word == value: jump
   kGotoIfNot,
   kGoto,
-  kPark,       // sleeps until kUnparked is 1, then takes it back
-  kTakeWork,   // the program ends well: work was found
+  kPark,      // sleeps until kUnparked is 1, then takes it back
+  kTakeWork,  // the program ends well: work was found
 };
 
 struct Step {

@@ -77,10 +77,10 @@ TEST_P(ParkStress, PingPongBetweenTwoCpus) {
   Semaphore a, b;
   std::atomic<bool> stop{false};
   const Budget budget(kShare);
-  auto left = rt_->spawn(
-      [&] { ping_pong(a, b, true, 1, budget, stop, dog_, random_pause); }, pinned(0, "left"));
-  auto right = rt_->spawn(
-      [&] { ping_pong(b, a, false, 2, budget, stop, dog_, random_pause); }, pinned(1, "right"));
+  auto left = rt_->spawn([&] { ping_pong(a, b, true, 1, budget, stop, dog_, random_pause); },
+                         pinned(0, "left"));
+  auto right = rt_->spawn([&] { ping_pong(b, a, false, 2, budget, stop, dog_, random_pause); },
+                          pinned(1, "right"));
   left.join();
   right.join();
 }
@@ -89,8 +89,8 @@ TEST_P(ParkStress, PingPongWithAPlainThread) {
   Semaphore a, b;
   std::atomic<bool> stop{false};
   const Budget budget(kShare);
-  auto fiber = rt_->spawn(
-      [&] { ping_pong(a, b, true, 3, budget, stop, dog_, random_pause); }, migratable("fiber"));
+  auto fiber = rt_->spawn([&] { ping_pong(a, b, true, 3, budget, stop, dog_, random_pause); },
+                          migratable("fiber"));
   ping_pong(b, a, false, 4, budget, stop, dog_, random_pause);
   fiber.join();
 }
@@ -107,7 +107,8 @@ TEST_P(ParkStress, PingPongOfMigratableFibers) {
     fibers.push_back(rt_->spawn(
         [&, i, pair] {
           ping_pong(*semaphores[static_cast<size_t>(i)], *semaphores[static_cast<size_t>(i ^ 1)],
-                    i % 2 == 0, static_cast<uint64_t>(i + 10), budget, stop[pair], dog_, random_pause);
+                    i % 2 == 0, static_cast<uint64_t>(i + 10), budget, stop[pair], dog_,
+                    random_pause);
         },
         migratable()));
   }
@@ -215,8 +216,9 @@ TEST_F(ParkOnce, RandomSleepsAllWake) {
   }
   for (auto& fiber : fibers) fiber.join();
   EXPECT_EQ(early, 0u);
-  if (slept < total) std::printf("stopped by the budget after %llu sleeps\n",
-                                 static_cast<unsigned long long>(slept.load()));
+  if (slept < total)
+    std::printf("stopped by the budget after %llu sleeps\n",
+                static_cast<unsigned long long>(slept.load()));
 }
 
 }  // namespace

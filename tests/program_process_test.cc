@@ -138,6 +138,7 @@ TEST_F(Program, WrongValueIsAUsageErrorThatNamesTheAllowedOnes) {
       {"kworker --queues 2", {"1", "4"}},
       {"kworker --runs 0", {"--runs", "1", "1000"}},
       {"kworker --ring 8", {"--ring", "16", "--no-mergeable"}},
+      {"kworker --plot table.gif", {"table.gif", ".svg", ".png"}},
       {"kworker --color", {"--color", "--preemption", "--json"}},
       {"pingpong --exchanges x", {"--exchanges"}},
       {"frobnicate", {"kworker", "pingpong", "doctor"}},
@@ -273,6 +274,23 @@ TEST_F(Program, TraceThatCannotBeWrittenIsAFailure) {
           "/no/such/dir/t.json");
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_TRUE(contains(outcome.err, "/no/such/dir/t.json")) << outcome.err;
+}
+
+TEST_F(Program, PictureIsDrawnOrTheMissingGnuplotNamed) {
+  const std::string file = testing::TempDir() + "jiffy_plot_" + std::to_string(getpid()) + ".svg";
+  const Outcome outcome =
+      run("kworker --seconds 0.02 --runs 1 --preemption lazy,full --pool percpu --plot " + file);
+  if (outcome.exit_code == 4) {
+    EXPECT_TRUE(contains(outcome.err, "gnuplot")) << outcome.err;
+    return;
+  }
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  std::ifstream drawn(file);
+  std::stringstream text;
+  text << drawn.rdbuf();
+  EXPECT_TRUE(contains(text.str(), "<svg")) << file;
+  EXPECT_TRUE(contains(text.str(), "lazy/percpu")) << file;
+  std::remove(file.c_str());
 }
 
 // --- pingpong.

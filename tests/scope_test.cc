@@ -173,9 +173,9 @@ TEST(ScopeDeathTest, ExceptionThatNobodyCollectedAborts) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   CheckedRuntime rt(MachineKind::kHost, 1);
   EXPECT_DEATH(rt->run([] {
-                 Scope scope;
-                 (void)scope.spawn([] { throw std::runtime_error("uncollected"); });
-               }),
+    Scope scope;
+    (void)scope.spawn([] { throw std::runtime_error("uncollected"); });
+  }),
                "uncollected");
 }
 

@@ -42,8 +42,8 @@ class SoftirqProbe {
     EXPECT_EQ(this_cpu(), &cpu);
     EXPECT_FALSE(in_hardirq());
     EXPECT_EQ(preempt_count() & kSoftirqMask, kSoftirqUnit) << "serving one, and not nested";
-    self.calls_.push_back({std::chrono::nanoseconds(cpu.now()),
-                           cpu.current->is_idle ? "idle" : cpu.current->name});
+    self.calls_.push_back(
+        {std::chrono::nanoseconds(cpu.now()), cpu.current->is_idle ? "idle" : cpu.current->name});
     if (self.body_) self.body_();
   }
 
@@ -328,8 +328,7 @@ TEST(InterruptSim, InterruptsDoNotNest) {
 TEST(InterruptSim, SoftInterruptIsNotEnteredFromAnInterruptThatCameDuringOne) {
   SimWorld world(one_cpu(Preemption::kFull));
   const SoftirqProbe soft(world.cpu(0), Softirq::kNetRx, [] { consume(1ms); });
-  const IrqProbe a(world.cpu(0), kVectorA,
-                   [&] { world.cpu(0).raise_softirq(Softirq::kNetRx); });
+  const IrqProbe a(world.cpu(0), kVectorA, [&] { world.cpu(0).raise_softirq(Softirq::kNetRx); });
   world.at(1ms, [&] { world.cpu(0).raise(kVectorA); });
   world.at(1500us, [&] { world.cpu(0).raise(kVectorA); });
   auto fiber = world.spawn(SimWorld::kernel("fiber"), [] { consume(5ms); });

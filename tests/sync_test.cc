@@ -170,7 +170,9 @@ TEST_P(SyncTest, ConditionThatHoldsAtTheDeadlineIsReady) {
       (void)sleep_for(50us);
       flag = true;  // without a notification
     });
-    EXPECT_EQ(condition.wait(lock, [&] { return flag; }, now() + 5ms), WaitResult::kReady);
+    EXPECT_EQ(condition.wait(
+                  lock, [&] { return flag; }, now() + 5ms),
+              WaitResult::kReady);
     setter.join();
   });
 }
@@ -206,31 +208,33 @@ TEST_F(SyncHost, ConditionVariablesCarryAQueueBetweenFibersAndThreads) {
 // --- Semaphore.
 
 TEST_P(SyncTest, SemaphoreHandsItsUnitsOutInOrder) {
-  rt_->run([] {
-    Semaphore semaphore;
-    std::vector<int> order;
-    Scope scope;
-    SpawnOptions in_order = pinned(0);  // FIFO: they run in the order of their wakeups
-    in_order.policy = Policy::kFifo;
-    int queued = 0;
-    for (int i = 0; i < 5; ++i) {
-      (void)scope.spawn(
-          [&, i] {
-            while (queued < i) yield();
-            ++queued;
-            semaphore.acquire();
-            order.push_back(i);
-          },
-          in_order);
-    }
-    while (queued < 5) (void)sleep_for(10us);
-    (void)sleep_for(100us);
-    EXPECT_FALSE(semaphore.try_acquire());
-    semaphore.release(5);
-    EXPECT_FALSE(semaphore.try_acquire()) << "nobody overtakes those that were served";
-    scope.join();
-    EXPECT_EQ(order, (std::vector{0, 1, 2, 3, 4}));
-  }, pinned(0));
+  rt_->run(
+      [] {
+        Semaphore semaphore;
+        std::vector<int> order;
+        Scope scope;
+        SpawnOptions in_order = pinned(0);  // FIFO: they run in the order of their wakeups
+        in_order.policy = Policy::kFifo;
+        int queued = 0;
+        for (int i = 0; i < 5; ++i) {
+          (void)scope.spawn(
+              [&, i] {
+                while (queued < i) yield();
+                ++queued;
+                semaphore.acquire();
+                order.push_back(i);
+              },
+              in_order);
+        }
+        while (queued < 5) (void)sleep_for(10us);
+        (void)sleep_for(100us);
+        EXPECT_FALSE(semaphore.try_acquire());
+        semaphore.release(5);
+        EXPECT_FALSE(semaphore.try_acquire()) << "nobody overtakes those that were served";
+        scope.join();
+        EXPECT_EQ(order, (std::vector{0, 1, 2, 3, 4}));
+      },
+      pinned(0));
 }
 
 TEST_P(SyncTest, SemaphoreCountsWhatNobodyWaitsFor) {
@@ -319,7 +323,8 @@ TEST_P(SyncTest, LimitsBeyondTheClocksRangeAreForEver) {
     semaphore.release();
     EXPECT_EQ(waiter.join(), WaitResult::kReady);
     std::stop_source stop;
-    auto sleeper = spawn([&] { return sleep_for(std::chrono::nanoseconds::max(), stop.get_token()); });
+    auto sleeper =
+        spawn([&] { return sleep_for(std::chrono::nanoseconds::max(), stop.get_token()); });
     (void)sleep_for(100us);
     stop.request_stop();
     EXPECT_EQ(sleeper.join(), WaitResult::kStopped);

@@ -36,9 +36,7 @@ struct Race {
   std::atomic<int> ready{0}, timeout{0}, stopped{0};
 
   void count(WaitResult result) {
-    (result == WaitResult::kReady     ? ready
-     : result == WaitResult::kTimeout ? timeout
-                                      : stopped)++;
+    (result == WaitResult::kReady ? ready : result == WaitResult::kTimeout ? timeout : stopped)++;
   }
 };
 
@@ -168,16 +166,15 @@ TEST_P(TimeoutStress, TicketOfAWaitQueueAtTheDeadline) {
       --s->tickets;
       return true;
     };
-    return Primitive{[s, take](const Until& u) {
-                       return s->queue.wait(take, u, WaitEntry::kExclusive);
-                     },
-                     [s] {
-                       s->queue.with_lock([&] {
-                         ++s->tickets;
-                         (void)s->queue.wake_locked(1);
-                       });
-                     },
-                     [s] { return s->tickets; }};
+    return Primitive{
+        [s, take](const Until& u) { return s->queue.wait(take, u, WaitEntry::kExclusive); },
+        [s] {
+          s->queue.with_lock([&] {
+            ++s->tickets;
+            (void)s->queue.wake_locked(1);
+          });
+        },
+        [s] { return s->tickets; }};
   });
 }
 
@@ -192,7 +189,8 @@ TEST_P(TimeoutStress, NotificationAtTheDeadline) {
     auto s = std::make_shared<State>();
     return Primitive{[s](const Until& u) {
                        std::unique_lock lock(s->mutex);
-                       const auto r = s->condition.wait(lock, [&] { return s->tickets > 0; }, u);
+                       const auto r = s->condition.wait(
+                           lock, [&] { return s->tickets > 0; }, u);
                        if (r == WaitResult::kReady) --s->tickets;
                        return r;
                      },

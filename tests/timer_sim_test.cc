@@ -107,8 +107,8 @@ TEST(TimerSim, BusyFiberDelaysASleeperToThePointThatItsModeSays) {
   }
 }
 
-// A fiber that runs too long is asked to leave by the tick, and leaves at its next call that the mode
-// makes a point, also while a timer is pending.
+// A fiber that runs too long is asked to leave by the tick, and leaves at its next call that the
+// mode makes a point, also while a timer is pending.
 TEST(TimerSim, RequestOfTheTickIsHonouredAtTheNextPointOfTheMode) {
   struct Row {
     const char* call;
@@ -133,8 +133,7 @@ TEST(TimerSim, RequestOfTheTickIsHonouredAtTheNextPointOfTheMode) {
           row.fn();
         }
       });
-      auto other =
-          world.spawn(SimWorld::kernel("other"), [&ran] { ran = virtual_now(); });
+      auto other = world.spawn(SimWorld::kernel("other"), [&ran] { ran = virtual_now(); });
       world.join(hog, other);
       EXPECT_EQ(ran, row.other_runs_at[static_cast<size_t>(mode)]);
       (void)pending.cancel();
@@ -194,11 +193,13 @@ TEST(TimerSim, CancelledTimerDoesNotFireAndAStartReplacesAnEarlierOne) {
     EXPECT_FALSE(timer.cancel());
     timer.start(point(6ms));
     // Cancelled from the other Cpu.
-    spawn([&timer] { EXPECT_TRUE(timer.cancel()); }, [] {
-      SpawnOptions options;
-      options.cpu = 1;
-      return options;
-    }()).join();
+    spawn([&timer] { EXPECT_TRUE(timer.cancel()); },
+          [] {
+            SpawnOptions options;
+            options.cpu = 1;
+            return options;
+          }())
+        .join();
     (void)sleep_until(point(9ms));
     timer.start(point(1ms));  // long ago
     (void)sleep_until(point(10ms));

@@ -153,8 +153,8 @@ TEST(TlsHost, ErrnoIsTheThreadsNotTheFibers) {
 TEST_P(TlsTest, ErrnoOfAFiberIsOverwrittenByItsNeighbours) {
   rt_->run(
       [] {
-        auto neighbour = spawn([] { *static_cast<int*>(errno_address()) = ENOENT; },
-                               pinned(this_fiber::cpu()));
+        auto neighbour =
+            spawn([] { *static_cast<int*>(errno_address()) = ENOENT; }, pinned(this_fiber::cpu()));
         *static_cast<int*>(errno_address()) = EPERM;
         neighbour.join();
         EXPECT_NE(*static_cast<int*>(errno_address()), EPERM)
@@ -164,7 +164,6 @@ TEST_P(TlsTest, ErrnoOfAFiberIsOverwrittenByItsNeighbours) {
 }
 
 // --- Floating point.
-
 
 // Computed at run time, with the rounding mode of the fiber.
 [[gnu::noinline]] double divide(double a, double b) {

@@ -237,10 +237,10 @@ TEST_P(WaitTest, WakeupOfAWaiterWhoseDeadlinePassedGoesToTheNext) {
         std::vector<WaitResult> results(2);
         Scope scope;
         const TimePoint deadline = now() + 1ms;
-        (void)scope.spawn(
-            [&] { results[0] = queue.wait(take, deadline, WaitEntry::kExclusive); }, pinned(0));
-        (void)scope.spawn(
-            [&] { results[1] = queue.wait(take, Until(), WaitEntry::kExclusive); }, pinned(0));
+        (void)scope.spawn([&] { results[0] = queue.wait(take, deadline, WaitEntry::kExclusive); },
+                          pinned(0));
+        (void)scope.spawn([&] { results[1] = queue.wait(take, Until(), WaitEntry::kExclusive); },
+                          pinned(0));
         (void)sleep_until(deadline + 1us);
         consume(2ms);  // nobody else runs here: the first waiter is awake and has not looked
         queue.with_lock([&] {

@@ -148,6 +148,11 @@ int run_kworker(const KworkerOptions& options) {
     std::fprintf(stderr, "jiffy kworker: cannot write to %s\n", options.trace_file.c_str());
     return kExitFailed;
   }
+  if (!options.plot_file.empty() && gnuplot_missing()) {
+    std::fprintf(stderr,
+                 "jiffy kworker: --plot needs gnuplot, which is not installed (gnuplot-nox)\n");
+    return kExitMissing;
+  }
   const Status status = measure_baseline(options, ring_shape(options), &report.baseline);
   if (!status.ok()) {
     std::fprintf(stderr, "jiffy kworker: %s\n", status.message().c_str());
@@ -157,6 +162,10 @@ int run_kworker(const KworkerOptions& options) {
   report.interrupted = interrupted();
   const std::string out = options.json ? kworker_json(report) : kworker_text(report);
   std::fputs(out.c_str(), stdout);
+  if (!options.plot_file.empty()) {
+    const Status drawn = write_plot(report, options.plot_file);
+    if (!drawn.ok() && report.error.empty()) report.error = drawn.message();
+  }
   if (report.error.empty()) return kExitOk;
   std::fprintf(stderr, "jiffy kworker: %s\n", report.error.c_str());
   return kExitFailed;

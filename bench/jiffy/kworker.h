@@ -3,6 +3,7 @@
 
 #include <jiffy/counters.h>
 #include <jiffy/options.h>
+#include <jiffy/status.h>
 
 #include <array>
 #include <string>
@@ -39,6 +40,7 @@ struct KworkerOptions {
   bool ring_sweep = false;
   bool json = false;
   std::string trace_file;
+  std::string plot_file;
   std::string command_line;
 };
 
@@ -93,6 +95,12 @@ int run_kworker(const KworkerOptions& options);
 // kworker_report.cc
 std::vector<std::string> kworker_warnings(const KworkerReport& report);
 std::string kworker_text(const KworkerReport& report);
+
+// kworker_plot.cc
+// What is wrong with the name of a file to draw; empty if nothing.
+std::string plot_problem(const std::string& file);
+bool gnuplot_missing();
+Status write_plot(const KworkerReport& report, const std::string& file);
 
 // Over the runs of a cell.
 Range throughput_of(const Cell& cell);

@@ -58,6 +58,7 @@ Examples:
   jiffy kworker --ring-sweep                     what a larger ring hides
   jiffy kworker --json > result.json
   jiffy kworker --preemption lazy --pool percpu --trace lazy.json     for ui.perfetto.dev
+  jiffy kworker --plot p1.svg
 )";
 
 constexpr const char* kPingpongExamples = R"(
@@ -126,11 +127,16 @@ void add_kworker(CLI::App* app, KworkerOptions* o) {
                   "Write the end of each cell's last run as a Chrome trace; with several cells, to "
                   "FILE with the cell's name before its ending")
       ->type_name("FILE");
+  app->add_option("--plot", o->plot_file, "Draw the table into FILE, an .svg or .png, by gnuplot")
+      ->type_name("FILE");
   footer(app, kKworkerExamples);
 }
 
 // What single options cannot say; empty if all is well.
 std::string inconsistency(const KworkerOptions& o) {
+  if (!o.plot_file.empty()) {
+    if (const std::string problem = plot_problem(o.plot_file); !problem.empty()) return problem;
+  }
   const int entries_needed = o.mergeable ? (o.packet_bytes + 4095) / 4096 : 1;
   if (o.ring_entries >= entries_needed) return "";
   return "--ring: a packet of " + std::to_string(o.packet_bytes) + " bytes takes " +

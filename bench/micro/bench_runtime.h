@@ -19,8 +19,9 @@ inline Options bench_options(int cpus) {
   return options;
 }
 
-// The peers run what is ready in turn, by round robin and without a clock. That is the FIFO class, so
-// it is what the rows with a peer for their reference run in; a note tells what the fair class takes.
+// The peers run what is ready in turn, by round robin and without a clock. That is the FIFO class,
+// so it is what the rows with a peer for their reference run in; a note tells what the fair class
+// takes.
 inline SpawnOptions options_of(Policy policy) {
   SpawnOptions options;
   options.policy = policy;

@@ -10,8 +10,8 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
-#include <thread>
 #include <ctime>
+#include <thread>
 
 #include "micro/futex_wake.h"
 #include "micro/raw_contexts.h"

@@ -37,10 +37,10 @@ struct Bar {
 // The least that a row can cost: how often it must do each of the primitives. Printed, as measured
 // here, where a row misses its bar.
 struct Floor {
-  int jumps = 0;    // jump_fcontext
-  int locked = 0;   // locked instructions (xchg on a line of one's own)
-  int clocks = 0;   // rdtsc
-  int wakeups = 0;  // futex wakes of an idle thread on another CPU, until it runs
+  int jumps = 0;      // jump_fcontext
+  int locked = 0;     // locked instructions (xchg on a line of one's own)
+  int clocks = 0;     // rdtsc
+  int wakeups = 0;    // futex wakes of an idle thread on another CPU, until it runs
   int transfers = 0;  // cache lines that come from another CPU
 };
 
@@ -86,8 +86,8 @@ std::vector<Row> cost_rows();
 // Measures by turns, and judges by the row's bar.
 Outcome contend(const Row& row, const Settings& settings, const Contest& contest);
 
-// A note "<what>: <median> (<min> - <max>)" of as many repetitions, where the row has a variant that
-// is worth a look but has no bar.
+// A note "<what>: <median> (<min> - <max>)" of as many repetitions, where the row has a variant
+// that is worth a look but has no bar.
 std::string variant_note(const char* what, const Settings& settings,
                          const std::function<double()>& measure);
 

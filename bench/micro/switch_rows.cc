@@ -113,7 +113,8 @@ Outcome run_spawn_join(const Row& row, const Settings& settings) {
   const auto ours = [&rt](Policy policy) {
     const SpawnOptions options = options_of(policy);
     return in_fiber(
-        rt, [options] { return time_per(kSpawns, [&] { spawn([] {}, options).join(); }); }, options);
+        rt, [options] { return time_per(kSpawns, [&] { spawn([] {}, options).join(); }); },
+        options);
   };
   const auto reference = [&pool] {
     return time_per(kSpawns, [&pool] {

@@ -210,8 +210,8 @@ Outcome run_pingpong_two_cpus_busy(const Row& row, const Settings& settings) {
     outcome.skipped = status.message();
     return outcome;
   }
-  Outcome outcome = contend(
-      row, settings, {[&rt] { return two_cpus_ours(rt, Policy::kFifo); }, two_cpus_boost});
+  Outcome outcome =
+      contend(row, settings, {[&rt] { return two_cpus_ours(rt, Policy::kFifo); }, two_cpus_boost});
   outcome.notes.push_back(variant_note("in the fair class", settings,
                                        [&rt] { return two_cpus_ours(rt, Policy::kNormal); }));
   return outcome;

@@ -96,8 +96,8 @@ class Treap {
     }
   }
 
-  // As a leaf at its place. The end is tried first: who yields, or starts a new request, mostly goes
-  // behind all others, and the way from the root is a miss of the cache a level.
+  // As a leaf at its place. The end is tried first: who yields, or starts a new request, mostly
+  // goes behind all others, and the way from the root is a miss of the cache a level.
   void link_in_order(T* item, TreapNode* node) {
     if (!Traits::less(*item, *Traits::item(last_))) {
       last_->right = node;

@@ -12,8 +12,8 @@ thread_local constinit this_cpu_internal::Words jiffy_this_cpu_words
     __attribute__((tls_model("initial-exec"), used)) = {};
 }
 
-Cpu::Cpu(int cpu_id, RuntimeState& owner_state) : state(&owner_state), id(cpu_id), timers(*this),
-      trace(static_cast<uint16_t>(cpu_id)) {}
+Cpu::Cpu(int cpu_id, RuntimeState& owner_state)
+    : state(&owner_state), id(cpu_id), timers(*this), trace(static_cast<uint16_t>(cpu_id)) {}
 
 void Cpu::raise(Vector vector) {
   const uint64_t bit = uint64_t{1} << vector;
@@ -84,7 +84,8 @@ void Cpu::do_softirq() {
 }
 
 void Cpu::program_oneshot() {
-  const int64_t when = std::min(timers.next_expiry(), hrtick_expiry.load(std::memory_order_relaxed));
+  const int64_t when =
+      std::min(timers.next_expiry(), hrtick_expiry.load(std::memory_order_relaxed));
   if (when == oneshot_armed) return;
   oneshot_armed = when;
   machine->arm_oneshot(*this, when);

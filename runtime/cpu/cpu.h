@@ -38,7 +38,17 @@ using InterruptHandler = void (*)(Cpu& cpu, void* arg);
 
 // Soft interrupts, in the kernel's order of priority.
 enum class Softirq : uint8_t {
-  kHi, kTimer, kNetTx, kNetRx, kBlock, kIrqPoll, kTasklet, kSched, kHrtimer, kRcu, kCount,
+  kHi,
+  kTimer,
+  kNetTx,
+  kNetRx,
+  kBlock,
+  kIrqPoll,
+  kTasklet,
+  kSched,
+  kHrtimer,
+  kRcu,
+  kCount,
 };
 using SoftirqHandler = void (*)(Cpu& cpu, void* arg);
 
@@ -91,13 +101,13 @@ class alignas(128) Cpu {
   // A: interrupts raised and not yet taken. fetch_or (release) by who raises, exchange (acquire)
   // by who takes: what was written before the raise is visible to the handler.
   std::atomic<uint64_t> pending{0};
-  Fiber* current = nullptr;  // R; the owner reads it without the lock
-  RunQueue* rq = nullptr;    // I
-  EhGlobals* eh = nullptr;   // P
+  Fiber* current = nullptr;         // R; the owner reads it without the lock
+  RunQueue* rq = nullptr;           // I
+  EhGlobals* eh = nullptr;          // P
   const CpuHooks* hooks = nullptr;  // I
-  RuntimeState* state;       // I
-  Clock clock;               // P
-  const int id;              // I: 0 ... n - 1; not a host CPU number
+  RuntimeState* state;              // I
+  Clock clock;                      // P
+  const int id;                     // I: 0 ... n - 1; not a host CPU number
 
   // P: soft interrupts raised and not yet run, and whether the thread has been asked.
   uint32_t softirq_pending = 0;
@@ -113,22 +123,28 @@ class alignas(128) Cpu {
 
   // --- The owner's own.
 
-  alignas(64) Fiber idle;     // the thread's own stack
+  alignas(64) Fiber idle;  // the thread's own stack
   TimerBase timers;
-  IdleWaiter* waiter = nullptr;   // I while it runs
-  Machine* machine = nullptr;     // I
-  void* machine_data = nullptr;   // I: the machine's record of this Cpu
-  Fiber* ksoftirqd = nullptr;     // I
-  Fiber* stack_cache = nullptr;   // P: units of the default size, hottest first
-  int stack_cache_size = 0;       // P
-  int64_t oneshot_armed = kNever; // P
+  IdleWaiter* waiter = nullptr;                // I while it runs
+  Machine* machine = nullptr;                  // I
+  void* machine_data = nullptr;                // I: the machine's record of this Cpu
+  Fiber* ksoftirqd = nullptr;                  // I
+  Fiber* stack_cache = nullptr;                // P: units of the default size, hottest first
+  int stack_cache_size = 0;                    // P
+  int64_t oneshot_armed = kNever;              // P
   std::atomic<int64_t> hrtick_expiry{kNever};  // R; read by the owner
-  int64_t tick_period = 0;        // I: ns
-  uint64_t next_fiber_id = 0;     // P: of the block of ids that it holds
-  uint64_t last_fiber_id = 0;     // P
+  int64_t tick_period = 0;                     // I: ns
+  uint64_t next_fiber_id = 0;                  // P: of the block of ids that it holds
+  uint64_t last_fiber_id = 0;                  // P
 
-  struct Irq { InterruptHandler handler = nullptr; void* arg = nullptr; };
-  struct Soft { SoftirqHandler handler = nullptr; void* arg = nullptr; };
+  struct Irq {
+    InterruptHandler handler = nullptr;
+    void* arg = nullptr;
+  };
+  struct Soft {
+    SoftirqHandler handler = nullptr;
+    void* arg = nullptr;
+  };
   std::array<Irq, kVectors> irqs{};  // written by the owner or before start
   std::array<Soft, static_cast<size_t>(Softirq::kCount)> softirqs{};
 

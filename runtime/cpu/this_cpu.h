@@ -38,16 +38,16 @@ inline uintptr_t tls_offset() {
 
 // The count word, as the kernel's preempt_count: nesting counts side by side, so that "nothing is
 // forbidden here" is one comparison with zero.
-inline constexpr uint32_t kPreemptUnit = 1u << 0;   // bits 0-7: preempt_disable() nesting
+inline constexpr uint32_t kPreemptUnit = 1u << 0;  // bits 0-7: preempt_disable() nesting
 inline constexpr uint32_t kPreemptMask = 0xffu;
-inline constexpr uint32_t kSoftirqUnit = 1u << 8;   // bits 8-15: soft irqs off, or serving one
+inline constexpr uint32_t kSoftirqUnit = 1u << 8;  // bits 8-15: soft irqs off, or serving one
 inline constexpr uint32_t kSoftirqMask = 0xffu << 8;
 inline constexpr uint32_t kHardirqUnit = 1u << 16;  // bits 16-19: interrupt nesting
 inline constexpr uint32_t kHardirqMask = 0xfu << 16;
-inline constexpr uint32_t kIrqOffUnit = 1u << 20;   // bits 20-27: local_irq_disable() nesting
+inline constexpr uint32_t kIrqOffUnit = 1u << 20;  // bits 20-27: local_irq_disable() nesting
 inline constexpr uint32_t kIrqOffMask = 0xffu << 20;
 // Bit 28 is sync/event_fd.cc's.
-inline constexpr uint32_t kCallUnit = 1u << 29;     // bits 29-31: inside a jiffy call (JiffyCall)
+inline constexpr uint32_t kCallUnit = 1u << 29;  // bits 29-31: inside a jiffy call (JiffyCall)
 inline constexpr uint32_t kCallMask = 0x7u << 29;
 
 inline Cpu* this_cpu() {
@@ -57,10 +57,7 @@ inline Cpu* this_cpu() {
 }
 
 inline void set_this_cpu(Cpu* cpu) {
-  asm volatile("movq %0, %%fs:8(%1)"
-               :
-               : "r"(cpu), "r"(this_cpu_internal::tls_offset())
-               : "memory");
+  asm volatile("movq %0, %%fs:8(%1)" : : "r"(cpu), "r"(this_cpu_internal::tls_offset()) : "memory");
 }
 
 inline uint32_t preempt_count() {

@@ -1,10 +1,11 @@
 // The timers of one Cpu: what the kernel calls its hrtimer base.
 #pragma once
 
+#include <jiffy/detail/spinlock.h>
+
 #include <atomic>
 #include <cstdint>
 
-#include <jiffy/detail/spinlock.h>
 #include "base/treap.h"
 
 namespace jiffy {

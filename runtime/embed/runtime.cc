@@ -111,8 +111,8 @@ Status spawn_init(RuntimeState& state) {
   options.kernel_mode = true;
   options.kind = LatencyKind::kOther;
   void* block = nullptr;
-  Status status = detail::spawn_prepare(state, {sizeof(void*), alignof(void*), &options},
-                                        &state.init, &block);
+  Status status =
+      detail::spawn_prepare(state, {sizeof(void*), alignof(void*), &options}, &state.init, &block);
   if (!status.ok()) return status;
   *static_cast<RuntimeState**>(block) = &state;
   detail::spawn_start(*state.init, init_main, nullptr);
@@ -179,8 +179,7 @@ Status make_cpus(RuntimeState& state, int count) {
 RuntimeState::RuntimeState(Options o) : options(std::move(o)), mode(options.preemption) {}
 RuntimeState::~RuntimeState() = default;
 
-Runtime::Runtime(Options options) : state_(std::make_unique<RuntimeState>(std::move(options))) {
-}
+Runtime::Runtime(Options options) : state_(std::make_unique<RuntimeState>(std::move(options))) {}
 
 Runtime::~Runtime() { stop(); }
 

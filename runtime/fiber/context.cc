@@ -31,8 +31,8 @@
 #endif
 
 // TSan keeps a shadow call stack a fiber. A function that switches fibers must not be instrumented:
-// its entry would be recorded on one and its exit on the other. (Clang's no_sanitize("thread") still
-// records entries and exits.)
+// its entry would be recorded on one and its exit on the other. (Clang's no_sanitize("thread")
+// still records entries and exits.)
 #if !defined(JIFFY_TSAN)
 #define JIFFY_NO_TSAN
 #elif defined(__clang__)
@@ -46,7 +46,6 @@ namespace jiffy {
 namespace bctx = boost::context::detail;
 
 namespace {
-
 
 constexpr uint32_t kDefaultMxcsr = 0x1f80;  // exceptions masked, round to nearest, no flag raised
 constexpr uint16_t kDefaultX87 = 0x037f;
@@ -78,10 +77,10 @@ void trampoline(bctx::transfer_t transfer);
       : "=a"(back.fctx), "=d"(back.data), "+D"(to), "+S"(data)
       :
       : "rcx", "r8", "r9", "r10", "r11", "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4",
-        "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
-        "xmm15"
+        "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15"
 #ifdef __AVX512F__
-        , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",
+        ,
+        "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",
         "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31", "k0", "k1", "k2", "k3", "k4", "k5",
         "k6", "k7"
 #endif
@@ -95,12 +94,9 @@ void trampoline(bctx::transfer_t transfer);
   std::abort();
 }
 
-
 }  // namespace
 
-EhGlobals* thread_eh_globals() {
-  return reinterpret_cast<EhGlobals*>(abi::__cxa_get_globals());
-}
+EhGlobals* thread_eh_globals() { return reinterpret_cast<EhGlobals*>(abi::__cxa_get_globals()); }
 
 void context_init(Context& context, void* stack_pointer, void (*entry)(Context* previous)) {
   const size_t room = static_cast<size_t>(static_cast<char*>(stack_pointer) -
@@ -146,7 +142,8 @@ JIFFY_NO_TSAN Context* context_switch(Context& from, Context& to, EhGlobals* eh,
   from.eh = *eh;
   *eh = to.eh;
   void* const target = to.fctx;
-  if (target == nullptr) [[unlikely]] resumed_while_running();
+  if (target == nullptr) [[unlikely]]
+    resumed_while_running();
   to.fctx = &from;
 #ifdef JIFFY_ASAN
   // A dying context gives its fake stack back: null for its save slot.

@@ -9,6 +9,8 @@
 //   S  by the stack pool that owns the unit
 #pragma once
 
+#include <jiffy/detail/list.h>
+#include <jiffy/detail/spinlock.h>
 #include <jiffy/options.h>
 #include <jiffy/wait_queue.h>
 
@@ -16,8 +18,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <jiffy/detail/list.h>
-#include <jiffy/detail/spinlock.h>
 #include "base/treap.h"
 #include "fiber/context.h"
 
@@ -40,16 +40,16 @@ enum class FiberState : uint32_t {
 // nice-0 fiber; all of it is R. The first line is what a walk down the tree reads.
 struct alignas(64) FairEntity {
   TreapNode node;
-  int64_t deadline = 0;      // the tree's order
+  int64_t deadline = 0;  // the tree's order
   int64_t vruntime = 0;
   int64_t min_vruntime = 0;  // summary: of the subtree
   uint64_t slice = 0;        // the request, ns of real time
 
-  uint64_t min_slice = 0;     // summary
-  uint64_t max_slice = 0;     // summary
-  int64_t vlag = 0;           // saved when it leaves the queue
-  int64_t vprot = 0;          // protected from being replaced while vruntime is below
-  uint64_t sum_exec = 0;      // ns run
+  uint64_t min_slice = 0;  // summary
+  uint64_t max_slice = 0;  // summary
+  int64_t vlag = 0;        // saved when it leaves the queue
+  int64_t vprot = 0;       // protected from being replaced while vruntime is below
+  uint64_t sum_exec = 0;   // ns run
   uint32_t weight = 1024;
   bool on_queue = false;
   bool in_tree = false;       // queued and not current
@@ -63,9 +63,9 @@ inline constexpr uint32_t kFiberMagic = 0x4a694659;
 // The layout is for speed: a thousand fibers that take turns do not fit into the first-level cache,
 // so a switch should touch few lines of each. The second line is the one that every switch reads.
 struct alignas(64) Fiber {
-  uint64_t id = 0;                    // I
-  std::atomic<Cpu*> cpu{nullptr};     // A: whose run queue. Release by who moves the fiber,
-                                      // acquire by who then locks that queue
+  uint64_t id = 0;                 // I
+  std::atomic<Cpu*> cpu{nullptr};  // A: whose run queue. Release by who moves the fiber,
+                                   // acquire by who then locks that queue
   uint32_t magic = kFiberMagic;
   int pinned_cpu = -1;  // R: the only allowed Cpu, or -1
 

@@ -1,6 +1,7 @@
 // Stacks in slabs: one mapping holds many units of guard, stack and fiber.
 #pragma once
 
+#include <jiffy/detail/spinlock.h>
 #include <jiffy/status.h>
 
 #include <cstddef>
@@ -8,7 +9,6 @@
 #include <memory>
 #include <vector>
 
-#include <jiffy/detail/spinlock.h>
 #include "fiber/fiber.h"
 
 namespace jiffy {

@@ -12,7 +12,7 @@ struct CounterInfo {
 constexpr std::array<CounterInfo, kCounterCount> kTable{{
     {Counter::kContextSwitches, "context_switches", "switches from one fiber to another"},
     {Counter::kVoluntarySwitches, "voluntary_switches",
-     "switches because the fiber blocked or ended"},
+     "switches that were no preemption: the fiber blocked, yielded, ended, or was the idle one"},
     {Counter::kForcedSwitches, "forced_switches", "switches because the fiber was preempted"},
     {Counter::kYields, "yields", "calls of yield(), whether or not another fiber ran"},
     {Counter::kWakeupsReal, "wakeups_real", "wakeups that made a blocked fiber runnable"},

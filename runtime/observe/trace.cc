@@ -32,8 +32,8 @@ constexpr std::array<EventInfo, static_cast<std::size_t>(TraceEvent::kCount)> kE
     {TraceEvent::kWorkDone, "work_done", {"pool", "work", "worker"}},
     {TraceEvent::kMigrate, "migrate", {"to_cpu", "fiber", "from_cpu"}},
     {TraceEvent::kSoftirq, "softirq", {"number", "", ""}},
-    {TraceEvent::kTimerFired, "timer_fired", {"", "timer", "late_ns"}},
-    {TraceEvent::kInject, "inject", {"vector", "running", "pc"}},
+    {TraceEvent::kTimerFired, "timer_fired", {"fired", "", ""}},
+    {TraceEvent::kInject, "inject", {"atomic", "running", ""}},
     {TraceEvent::kUser, "user", {"arg0", "arg1", "arg2"}},
 }};
 

@@ -262,8 +262,7 @@ void FairQueue::set_next(FairEntity& e, int64_t now) {
   e.vprot = e.deadline;
   const uint64_t slice = min_slice();
   if (slice < e.slice) {
-    e.vprot = std::min(e.vprot,
-                       e.vruntime + to_virtual(static_cast<int64_t>(slice), e.weight));
+    e.vprot = std::min(e.vprot, e.vruntime + to_virtual(static_cast<int64_t>(slice), e.weight));
   }
 }
 

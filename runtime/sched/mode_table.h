@@ -14,10 +14,10 @@ namespace jiffy {
 enum class Act : uint8_t {
   kSetHard,
   kSetLazy,
-  kPromote,   // turn a pending lazy request into a hard one
-  kNothing,   // nothing happens here
-  kIfHard,    // schedule if a hard request is pending
-  kIfAny,     // schedule if any request is pending
+  kPromote,  // turn a pending lazy request into a hard one
+  kNothing,  // nothing happens here
+  kIfHard,   // schedule if a hard request is pending
+  kIfAny,    // schedule if any request is pending
   kAlways,
 };
 
@@ -35,7 +35,7 @@ enum class Moment : uint8_t {
   kPreemptEnable,    // a kernel-mode fiber leaves its outermost preempt_disable or spin lock
   kCondResched,
   kMightSleep,
-  kBlock,            // the fiber blocks
+  kBlock,  // the fiber blocks
   kCount,
 };
 

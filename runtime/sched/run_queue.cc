@@ -24,7 +24,10 @@ void prefetch(const Fiber& fiber) {
 }  // namespace
 
 RunQueue::RunQueue(Cpu& cpu, RuntimeState& state)
-    : cpu_(cpu), state_(state), stamps_(state.options.latency_stats), hrtick_(state.options.hrtick) {}
+    : cpu_(cpu),
+      state_(state),
+      stamps_(state.options.latency_stats),
+      hrtick_(state.options.hrtick) {}
 
 // --- On and off the queue.
 
@@ -169,9 +172,8 @@ Fiber* RunQueue::detach_one() {
     }
   }
   if (found == nullptr) {
-    FairEntity* e = fair_.find([&](FairEntity& entity) {
-      return fiber_of(entity)->counted_movable && !entity.delayed;
-    });
+    FairEntity* e = fair_.find(
+        [&](FairEntity& entity) { return fiber_of(entity)->counted_movable && !entity.delayed; });
     if (e != nullptr) found = fiber_of(*e);
   }
   if (found != nullptr) (void)dequeue(*found, /*sleep=*/false);
@@ -183,8 +185,7 @@ Fiber* RunQueue::detach_one() {
 void RunQueue::tick(int64_t now) {
   const uint32_t need = cpu_.need.load(std::memory_order_relaxed);
   const Act entry = mode_rule(Moment::kTickEntry, state_.mode.load(std::memory_order_relaxed));
-  if (entry == Act::kPromote && state_.options.features.promote_lazy &&
-      need == kNeedReschedLazy) {
+  if (entry == Act::kPromote && state_.options.features.promote_lazy && need == kNeedReschedLazy) {
     set_need(kNeedResched);
     cpu_.counters.add(Counter::kPromotions);
     cpu_.trace_event(TraceEvent::kPromotion, static_cast<uint32_t>(cpu_.id), cpu_.current->id);
@@ -215,8 +216,8 @@ void RunQueue::arm_hrtick(int64_t now) {
 
 // --- Attributes.
 
-void RunQueue::set_attributes(Fiber& fiber, Policy policy, int nice, int priority,
-                              int64_t slice_ns, int64_t now) {
+void RunQueue::set_attributes(Fiber& fiber, Policy policy, int nice, int priority, int64_t slice_ns,
+                              int64_t now) {
   const bool running = &fiber == cpu_.current;
   const bool was_fair = is_fair(fiber);
   const bool to_fair = policy != Policy::kFifo;

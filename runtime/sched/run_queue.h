@@ -1,13 +1,14 @@
 // The run queue of one Cpu: the classes, the requests to reschedule, and the pick.
 #pragma once
 
+#include <jiffy/detail/list.h>
+#include <jiffy/detail/spinlock.h>
+
 #include <array>
 #include <atomic>
 #include <bit>
 #include <cstdint>
 
-#include <jiffy/detail/list.h>
-#include <jiffy/detail/spinlock.h>
 #include "cpu/cpu.h"
 #include "fiber/fiber.h"
 #include "sched/fair_queue.h"
@@ -48,8 +49,8 @@ class alignas(64) RunQueue {
   const bool hrtick_;  // I
 
  public:
-  // The callers of enqueue(), dequeue(), requeue_delayed() and wakeup_preempt() of a fair fiber have
-  // called update_current() under this hold of the lock.
+  // The callers of enqueue(), dequeue(), requeue_delayed() and wakeup_preempt() of a fair fiber
+  // have called update_current() under this hold of the lock.
 
   // Puts `fiber` on the queue; `now` is the caller's clock. Does not ask for a reschedule.
   void enqueue(Fiber& fiber, unsigned flags, int64_t now);
@@ -78,7 +79,8 @@ class alignas(64) RunQueue {
     const bool notify_it = notify_;
     notify_ = false;
     lock.unlock();
-    if (notify_it) [[unlikely]] notify();
+    if (notify_it) [[unlikely]]
+      notify();
   }
 
   void set_attributes(Fiber& fiber, Policy policy, int nice, int priority, int64_t slice_ns,
@@ -138,8 +140,8 @@ inline Fiber* fiber_of(FairEntity& entity) {
   return reinterpret_cast<Fiber*>(reinterpret_cast<char*>(&entity) - offsetof(Fiber, fair));
 }
 
-// --- The way of each wakeup and each switch, as far as it goes without the fair class: inline, since
-// the calls and their saved registers cost more than what they do.
+// --- The way of each wakeup and each switch, as far as it goes without the fair class: inline,
+// since the calls and their saved registers cost more than what they do.
 
 inline bool is_fair(const Fiber& fiber) { return fiber.sched_class == SchedClass::kFair; }
 
@@ -169,8 +171,8 @@ inline Fiber* RunQueue::fifo_first() const {
   return nullptr;
 }
 
-// Counts a fiber among those that another Cpu may take while it waits. One with a mask of its own is
-// placed when it wakes, and not pulled.
+// Counts a fiber among those that another Cpu may take while it waits. One with a mask of its own
+// is placed when it wakes, and not pulled.
 inline void RunQueue::begin_waiting(Fiber& fiber) {
   if (!fiber_may_move(fiber) || fiber.allowed != nullptr) return;
   fiber.counted_movable = true;

@@ -3,6 +3,7 @@
 // Letters: I immutable between start and stop; A atomic; L under lock.
 #pragma once
 
+#include <jiffy/detail/spinlock.h>
 #include <jiffy/options.h>
 #include <jiffy/semaphore.h>
 #include <jiffy/topology.h>
@@ -14,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include <jiffy/detail/spinlock.h>
 #include "cpu/cpu.h"
 #include "fiber/stack_pool.h"
 #include "sched/run_queue.h"
@@ -37,27 +37,27 @@ struct RuntimeState {
   explicit RuntimeState(Options o);
   ~RuntimeState();
 
-  Options options;                  // I
-  std::shared_ptr<Machine> machine; // I
-  Clock clock;                      // I: for threads that are no Cpu; virtual in the sim
+  Options options;                   // I
+  std::shared_ptr<Machine> machine;  // I
+  Clock clock;                       // I: for threads that are no Cpu; virtual in the sim
   std::vector<std::unique_ptr<CpuUnit>> units;  // I
-  std::vector<Cpu*> cpus;           // I: units' Cpus, by id
-  std::unique_ptr<StackPool> stacks;  // I: of the default size
-  int llc_size = 0;                 // I: Cpus that share a cache, for the idle search
+  std::vector<Cpu*> cpus;                       // I: units' Cpus, by id
+  std::unique_ptr<StackPool> stacks;            // I: of the default size
+  int llc_size = 0;                             // I: Cpus that share a cache, for the idle search
 
   // A, relaxed: the mode may change at any time; each rule is asked with the mode of its moment.
   std::atomic<Preemption> mode;
   // A: set once, before an interrupt to each Cpu: after that interrupt each exit sees it.
   std::atomic<bool> draining{false};
   RawSpinLock drain_lock;
-  Waiter* drain_waiter = nullptr;  // L: drain_lock. Told of each exit while draining
-  std::atomic<bool> stop_cpus{false};      // A, seq_cst; partner: the idle loop
+  Waiter* drain_waiter = nullptr;      // L: drain_lock. Told of each exit while draining
+  std::atomic<bool> stop_cpus{false};  // A, seq_cst; partner: the idle loop
   // A, seq_cst: a foreign spawn announces itself below and then looks here; stop() clears it and
   // then looks below.
   std::atomic<bool> accept_spawns{false};
   std::atomic<int> foreign_spawns{0};
-  // A: threads that are not Cpus of this runtime, inside a wakeup of one of its fibers. The Cpus are
-  // not freed before they are out. Release on leaving, acquire by stop().
+  // A: threads that are not Cpus of this runtime, inside a wakeup of one of its fibers. The Cpus
+  // are not freed before they are out. Release on leaving, acquire by stop().
   std::atomic<int> foreign_wakers{0};
   std::atomic<uint64_t> next_fiber_id{1};  // A: handed to the Cpus in blocks
   // A: a Cpu has been unparked to look for work to pull, and has not looked yet. Keeps a burst of
@@ -66,14 +66,14 @@ struct RuntimeState {
   std::atomic<bool> balancer_waking{false};
   std::atomic<int> parked_cpus{0};  // A: how many park or are about to
 
-  Counters foreign_counters;        // add_shared only
+  Counters foreign_counters;  // add_shared only
   ForeignTraceRing foreign_trace;
 
   // Stack pools of other sizes. L: pools_lock.
   RawSpinLock pools_lock;
   std::vector<std::unique_ptr<StackPool>> other_stacks;
 
-  int drain_acks = 0;              // L: drain_lock. Cpus that have seen `draining`
+  int drain_acks = 0;  // L: drain_lock. Cpus that have seen `draining`
 
   Semaphore stop_requested{0};           // what init waits for
   Fiber* init = nullptr;                 // I
@@ -85,9 +85,9 @@ struct RuntimeState {
 // All fibers, one a line; see Runtime::dump().
 std::string dump_fibers(const RuntimeState& state);
 
-// The Cpu that this runs on, if it is one of this runtime; else null, and the caller is foreign. A Cpu
-// of another runtime is foreign too: the shutdown counts spawns and exits, and both must be in its own
-// runtime.
+// The Cpu that this runs on, if it is one of this runtime; else null, and the caller is foreign. A
+// Cpu of another runtime is foreign too: the shutdown counts spawns and exits, and both must be in
+// its own runtime.
 inline Cpu* local_cpu(const RuntimeState& state) {
   Cpu* cpu = this_cpu();
   return cpu != nullptr && cpu->state == &state ? cpu : nullptr;

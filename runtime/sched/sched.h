@@ -34,8 +34,8 @@ void schedule_locked_out(SwitchKind kind);
 // and returns when somebody woke it; if that happened already, at once. Preemption is on at the
 // call. Not in interrupts.
 void schedule();
-// The same for a caller that holds preemption off, once: from the lock of what it waits for on, say.
-// Preemption is on at the return.
+// The same for a caller that holds preemption off, once: from the lock of what it waits for on,
+// say. Preemption is on at the return.
 void schedule_preempt_disabled();
 // The end of a fiber: wakes its joiners, never returns. Defined by the room sync, where joining is.
 [[noreturn]] void fiber_exit();
@@ -49,9 +49,9 @@ void stop_tick(Cpu& cpu);
 // it waits on: it holds that lock, or the timer base's.
 bool try_to_wake_up(Fiber& fiber);
 
-// What a stop callback does. Not a safe point: std::stop_source knows its requester by the thread, so
-// the fiber that runs a callback must neither change threads in it nor let the waiter, which destroys
-// the callback, run before its end.
+// What a stop callback does. Not a safe point: std::stop_source knows its requester by the thread,
+// so the fiber that runs a callback must neither change threads in it nor let the waiter, which
+// destroys the callback, run before its end.
 inline void wake_for_stop(Waiter& waiter) {
   preempt_disable();
   // seq_cst: between the request and the look at the sleeper. Partner: the sleeper announces its

@@ -122,8 +122,8 @@ namespace {
   }
   // Atomic for those who look from elsewhere: dumps, and the handler of faults.
   std::atomic_ref(cpu->current).store(next, std::memory_order_relaxed);
-  Context* previous = context_switch(prev->context, next->context, cpu->eh,
-                                     kind == SwitchKind::kExit);
+  Context* previous =
+      context_switch(prev->context, next->context, cpu->eh, kind == SwitchKind::kExit);
   finish_switch(previous);
 }
 
@@ -150,9 +150,11 @@ void schedule() {
 void schedule_preempt_disabled() {
   Fiber* self = this_cpu()->current;
   const uint32_t calls = preempt_count() - kPreemptUnit;
-  if ((calls & ~kCallMask) != 0) [[unlikely]] scheduling_while_atomic(*self, calls);
+  if ((calls & ~kCallMask) != 0) [[unlikely]]
+    scheduling_while_atomic(*self, calls);
   if (jiffy_held_pthread_mutexes != nullptr) [[unlikely]] {
-    if (const int held = jiffy_held_pthread_mutexes(); held > 0) complain_of_held_mutex(*self, held);
+    if (const int held = jiffy_held_pthread_mutexes(); held > 0)
+      complain_of_held_mutex(*self, held);
   }
   // The pool of a worker that really sleeps may start another one; a preempted one still counts.
   const bool hook = self->sleep_hook != nullptr &&
@@ -207,8 +209,8 @@ bool preempt_at(Moment moment) {
   preempt_disable();
   Cpu* cpu = this_cpu();
   const Act act = mode_rule(moment, cpu->state->mode.load(std::memory_order_relaxed));
-  const bool wants = !cpu->current->is_idle &&
-                     act_wants(act, cpu->need.load(std::memory_order_relaxed));
+  const bool wants =
+      !cpu->current->is_idle && act_wants(act, cpu->need.load(std::memory_order_relaxed));
   if (wants) schedule_locked_out(SwitchKind::kPreempt);
   preempt_enable_no_resched();
   return wants;
@@ -274,7 +276,8 @@ void might_sleep() {
   Cpu* cpu = this_cpu();
   if (cpu == nullptr) return;
   const uint32_t count = preempt_count();
-  if ((count & ~kCallMask) != 0) [[unlikely]] scheduling_while_atomic(*cpu->current, count);
+  if ((count & ~kCallMask) != 0) [[unlikely]]
+    scheduling_while_atomic(*cpu->current, count);
   if (count == 0 && cpu_has_work(*cpu)) (void)preempt_at(Moment::kMightSleep);
 }
 

@@ -1,8 +1,9 @@
 #include "sched/service.h"
 
+#include <jiffy/detail/list.h>
+
 #include <string>
 
-#include <jiffy/detail/list.h>
 #include "sched/runtime_state.h"
 
 namespace jiffy {
@@ -53,9 +54,8 @@ void stopper_main(void* block) {
       continue;
     }
     if (stopping) return;
-    sleep_unless(s.lock, [&] {
-      return !s.requests.empty() || s.stopping.load(std::memory_order_relaxed);
-    });
+    sleep_unless(s.lock,
+                 [&] { return !s.requests.empty() || s.stopping.load(std::memory_order_relaxed); });
   }
 }
 
@@ -74,8 +74,7 @@ void ksoftirqd_main(void* block) {
     // off between the look and the announcement nothing is missed.
     Waiter waiter;
     preempt_disable();
-    const bool sleep =
-        cpu.softirq_pending == 0 && !s.stopping.load(std::memory_order_relaxed);
+    const bool sleep = cpu.softirq_pending == 0 && !s.stopping.load(std::memory_order_relaxed);
     if (sleep) waiter.prepare();
     preempt_enable();
     if (sleep) (void)waiter.block(kNever);
@@ -85,8 +84,8 @@ void ksoftirqd_main(void* block) {
 Status spawn_service(RuntimeState& state, ServiceFibers* services, const SpawnOptions& options,
                      void (*main)(void*), Fiber** out) {
   void* block = nullptr;
-  Status status = detail::spawn_prepare(state, {sizeof(ServiceFibers*), alignof(ServiceFibers*), &options},
-                                out, &block);
+  Status status = detail::spawn_prepare(
+      state, {sizeof(ServiceFibers*), alignof(ServiceFibers*), &options}, out, &block);
   if (!status.ok()) return status;
   *static_cast<ServiceFibers**>(block) = services;
   detail::spawn_start(**out, main, nullptr);

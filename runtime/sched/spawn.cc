@@ -1,5 +1,5 @@
-// The start of a fiber: a unit of stack, its attributes, its first place in a queue. Its end and its
-// joiner are in sync/join.cc.
+// The start of a fiber: a unit of stack, its attributes, its first place in a queue. Its end and
+// its joiner are in sync/join.cc.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -10,7 +10,7 @@
 
 namespace jiffy {
 
-void fiber_entry(Context* previous);        // schedule.cc
+void fiber_entry(Context* previous);  // schedule.cc
 
 namespace {
 
@@ -38,8 +38,8 @@ StackPool& pool_of_size(RuntimeState& state, size_t size) {
 
 Status take_unit(RuntimeState& state, size_t size, Fiber** out) {
   Cpu* cpu = this_cpu();
-  const bool cached = cpu != nullptr && cpu->state == &state &&
-                      (size == 0 || size == state.stacks->stack_size());
+  const bool cached =
+      cpu != nullptr && cpu->state == &state && (size == 0 || size == state.stacks->stack_size());
   int got = 0;
   if (!cached) return pool_of_size(state, size).allocate(out, 1, &got);
   if (cpu->stack_cache == nullptr) {
@@ -189,8 +189,8 @@ Status check_spawn_options(const RuntimeState& state, const SpawnOptions& o) {
   }
   for (int cpu : o.allowed) {
     if (cpu < 0 || cpu >= cpus) {
-      std::snprintf(text, sizeof text, "allowed Cpu %d does not exist: the runtime has 0 to %d", cpu,
-                    cpus - 1);
+      std::snprintf(text, sizeof text, "allowed Cpu %d does not exist: the runtime has 0 to %d",
+                    cpu, cpus - 1);
     }
   }
   return text[0] == '\0' ? Status() : Status::error(text);
@@ -283,19 +283,20 @@ void fiber_make_stopper(Fiber& fiber) {
 
 void fiber_set_attributes(Fiber& fiber, Policy policy, int nice, int priority, int64_t slice_ns) {
   preempt_disable();
-  for (;;) {
+  // Until it holds still: one that moves is between its mover's two locks.
+  spin_until([&] {
+    // Acquire: partner is the release store of whoever moves the fiber.
     Cpu* cpu = fiber.cpu.load(std::memory_order_acquire);
     RunQueue& rq = *cpu->rq;
     rq.lock.lock();
-    if (fiber.cpu.load(std::memory_order_relaxed) == cpu &&
-        fiber.state.load(std::memory_order_relaxed) != FiberState::kWaking) {
+    const bool still = fiber.cpu.load(std::memory_order_relaxed) == cpu &&
+                       fiber.state.load(std::memory_order_relaxed) != FiberState::kWaking;
+    if (still) {
       rq.set_attributes(fiber, policy, nice, priority, slice_ns, clock_now(*cpu->state));
-      rq.unlock_and_notify();
-      break;
     }
-    rq.lock.unlock();  // it moves: the mover is between its two locks
-    cpu_relax();
-  }
+    rq.unlock_and_notify();
+    return still;
+  });
   preempt_enable();
 }
 

@@ -118,7 +118,8 @@ bool try_to_wake_up(Fiber& fiber) {
     count_noop_wakeup(state, local);
     return false;
   }
-  if (local != nullptr) [[likely]] return wake_under_lock(fiber, local);
+  if (local != nullptr) [[likely]]
+    return wake_under_lock(fiber, local);
   state.foreign_wakers.fetch_add(1, std::memory_order_relaxed);
   const bool woken = wake_under_lock(fiber, nullptr);
   // Release: partner is the acquire in the runtime's stop().
@@ -174,13 +175,13 @@ void Waiter::cancel() {
 bool Waiter::block(int64_t deadline) {
   if (fiber == nullptr) {
     timespec until;
-    deadline = std::max<int64_t>(deadline, 0);  // the system call refuses times before the clock's start
+    deadline =
+        std::max<int64_t>(deadline, 0);  // the system call refuses times before the clock's start
     until.tv_sec = deadline / 1'000'000'000;
     until.tv_nsec = deadline % 1'000'000'000;
     // Acquire: partner is the release in wake().
     while (word.load(std::memory_order_acquire) == 0) {
-      const long rc =
-          futex(word, FUTEX_WAIT_BITSET, 0, deadline == kNever ? nullptr : &until);
+      const long rc = futex(word, FUTEX_WAIT_BITSET, 0, deadline == kNever ? nullptr : &until);
       if (rc != 0 && errno == ETIMEDOUT) return word.load(std::memory_order_acquire) != 0;
     }
     return true;

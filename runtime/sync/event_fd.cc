@@ -36,8 +36,9 @@ uint64_t EventFd::signal(uint64_t n) {
   return added;
 }
 
-// Readers and writers wait on one queue and are not exclusive, as in the kernel: a wakeup that reached
-// the first of them only could reach one that it does not help, such as a writer of too large a value.
+// Readers and writers wait on one queue and are not exclusive, as in the kernel: a wakeup that
+// reached the first of them only could reach one that it does not help, such as a writer of too
+// large a value.
 EventFd::WriteError EventFd::write(uint64_t n, const Until& until) {
   if (n == UINT64_MAX) return WriteError::kInvalid;
   const WaitResult result = waiters_.wait(

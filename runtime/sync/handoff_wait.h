@@ -48,8 +48,8 @@ class HandoffWait : public WaitEntry {
  private:
   struct WakeOnStop {
     Waiter* waiter;
-    // Partner of the fence in wake_for_stop(): the announcement of the sleep under the lock, and the
-    // look for the request under it again, below.
+    // Partner of the fence in wake_for_stop(): the announcement of the sleep under the lock, and
+    // the look for the request under it again, below.
     void operator()() const { wake_for_stop(*waiter); }
   };
 

@@ -44,8 +44,8 @@ WaitResult run_sim_until_done(Fiber& fiber, const Until& until) {
   const Status ran = state.machine->run_until(
       [&] { return left_stack() || (until.limited() && state.clock.now() >= deadline); });
   if (!ran.ok()) {
-    std::fprintf(stderr, "jiffy: waiting for fiber '%s': %s\n%s", fiber.name,
-                 ran.message().c_str(), dump_fibers(state).c_str());
+    std::fprintf(stderr, "jiffy: waiting for fiber '%s': %s\n%s", fiber.name, ran.message().c_str(),
+                 dump_fibers(state).c_str());
     std::abort();
   }
   return left_stack() ? WaitResult::kReady : WaitResult::kTimeout;
@@ -96,16 +96,17 @@ void die_of_exception(const std::exception_ptr& error) {
 }
 
 void die_of_invalid_join(const std::string& error) {
-  std::fprintf(stderr, "jiffy: join() of a handle that holds no fiber%s%s\n",
-               error.empty() ? " (joined, detached or moved from)" : ": its spawn failed: ",
-               error.c_str());
+  std::fprintf(
+      stderr, "jiffy: join() of a handle that holds no fiber%s%s\n",
+      error.empty() ? " (joined, detached or moved from)" : ": its spawn failed: ", error.c_str());
   std::abort();
 }
 
 RuntimeState& current_runtime() {
   Cpu* cpu = this_cpu();
   if (cpu == nullptr) {
-    std::fprintf(stderr, "jiffy: jiffy::spawn() on a thread that is no Cpu: use Runtime::spawn()\n");
+    std::fprintf(stderr,
+                 "jiffy: jiffy::spawn() on a thread that is no Cpu: use Runtime::spawn()\n");
     std::abort();
   }
   return *cpu->state;

@@ -1,6 +1,5 @@
-#include <jiffy/time.h>
-
 #include <jiffy/sim.h>
+#include <jiffy/time.h>
 #include <jiffy/wait_queue.h>
 
 #include "sched/runtime_state.h"

@@ -1,6 +1,5 @@
-#include <jiffy/timer.h>
-
 #include <jiffy/runtime.h>
+#include <jiffy/timer.h>
 
 #include "sched/runtime_state.h"
 
@@ -21,8 +20,7 @@ struct Timer::Impl : TimerNode {
   }
 };
 
-Timer::Timer(Runtime& runtime, std::function<void()> callback)
-    : impl_(std::make_unique<Impl>()) {
+Timer::Timer(Runtime& runtime, std::function<void()> callback) : impl_(std::make_unique<Impl>()) {
   impl_->fn = Impl::expired;
   impl_->state = &runtime.state();
   impl_->callback = std::move(callback);

@@ -16,8 +16,8 @@ void WaitQueue::unlock() {
 }
 
 void WaitQueue::add(WaitEntry& entry) {
-  const bool head = (entry.flags & WaitEntry::kPriority) != 0 ||
-                    (entry.flags & WaitEntry::kExclusive) == 0;
+  const bool head =
+      (entry.flags & WaitEntry::kPriority) != 0 || (entry.flags & WaitEntry::kExclusive) == 0;
   if (head) {
     entries_.push_front(&entry);
   } else {
@@ -92,8 +92,7 @@ std::optional<WaitResult> BlockingWait::over() {
   // its partner stands in wake_for_stop().
   std::atomic_thread_fence(std::memory_order_seq_cst);
   std::optional<WaitResult> result;
-  if (deadline_ != kNever &&
-      now().time_since_epoch() >= std::chrono::nanoseconds(deadline_)) {
+  if (deadline_ != kNever && now().time_since_epoch() >= std::chrono::nanoseconds(deadline_)) {
     result = WaitResult::kTimeout;
   } else if (stop_.stop_requested()) {
     result = WaitResult::kStopped;

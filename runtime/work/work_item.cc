@@ -111,23 +111,24 @@ bool flush_item(WorkState& work, WorkNode& target) {
 // Takes the item away from whoever has it: afterwards it is pending by our doing. Returns whether
 // it was pending before. Preemption off. `timer` belongs to a DelayedWork.
 bool grab(WorkNode& item, DelayedTimer* timer) {
-  for (;;) {
+  bool was_pending = true;
+  // Again, while somebody is between two instructions of queueing, starting or cancelling it.
+  spin_until([&] {
     if (timer != nullptr && TimerBase::cancel(*timer)) return true;
     // acq_rel: as in queue(), partner is the worker's clearing.
-    if ((item.state.fetch_or(WorkNode::kPending, std::memory_order_acq_rel) & WorkNode::kPending) ==
-        0) {
-      return false;
-    }
+    const uint32_t old = item.state.fetch_or(WorkNode::kPending, std::memory_order_acq_rel);
+    was_pending = (old & WorkNode::kPending) != 0;
+    if (!was_pending) return true;
     // Acquire: as above.
-    if (WorkerPool* pool = item.queued_on.load(std::memory_order_acquire)) {
-      pool->lock.raw().lock();
-      const bool found = item.queued_on.load(std::memory_order_relaxed) == pool;
-      if (found) remove_pending(item);
-      pool->lock.raw().unlock();
-      if (found) return true;
-    }
-    cpu_relax();  // somebody is between two instructions of queueing, starting or cancelling it
-  }
+    WorkerPool* pool = item.queued_on.load(std::memory_order_acquire);
+    if (pool == nullptr) return false;
+    pool->lock.raw().lock();
+    const bool found = item.queued_on.load(std::memory_order_relaxed) == pool;
+    if (found) remove_pending(item);
+    pool->lock.raw().unlock();
+    return found;
+  });
+  return was_pending;
 }
 
 // Release: partner is the acquire in queue(), by the next owner.

@@ -9,7 +9,7 @@ namespace jiffy {
 
 struct RuntimeState;
 
-// Makes the pools; workers come with the first work.
+// Makes the pools and their first workers.
 Status create_work_state(RuntimeState& state);
 // By a fiber: drains and destroys what is left, and waits until all workers have ended.
 void destroy_work_state(RuntimeState& state);

@@ -30,8 +30,9 @@ class ConditionVariable {
   WaitResult wait(std::unique_lock<Mutex>& lock, const Until& until = {});
 
   template <class Predicate>
-    requires std::predicate<Predicate&>
-  WaitResult wait(std::unique_lock<Mutex>& lock, Predicate predicate, const Until& until = {}) {
+  requires std::predicate<Predicate&> WaitResult wait(std::unique_lock<Mutex>& lock,
+                                                      Predicate predicate,
+                                                      const Until& until = {}) {
     while (!predicate()) {
       if (const WaitResult result = wait(lock, until); result != WaitResult::kReady) {
         return predicate() ? WaitResult::kReady : result;

@@ -55,8 +55,9 @@ struct Nothing {};
 template <class R>
 using ResultValue = std::conditional_t<std::is_void_v<R>, Nothing, R>;
 template <class R>
-using ResultSlot = std::conditional_t<(sizeof(ResultValue<R>) <= kLargestInline),
-                                      std::optional<ResultValue<R>>, std::unique_ptr<ResultValue<R>>>;
+using ResultSlot =
+    std::conditional_t<(sizeof(ResultValue<R>) <= kLargestInline), std::optional<ResultValue<R>>,
+                       std::unique_ptr<ResultValue<R>>>;
 
 template <class F, class R>
 struct SpawnBlock {
@@ -103,8 +104,8 @@ struct BoxedFn {
 }  // namespace detail
 
 // The right to a fiber's end and its result. Movable; used by one fiber or thread at a time.
-// Destroying a handle that was neither joined nor detached joins; if the fiber ended by an exception
-// the program then aborts with its text, since nobody else would ever see it.
+// Destroying a handle that was neither joined nor detached joins; if the fiber ended by an
+// exception the program then aborts with its text, since nobody else would ever see it.
 //
 //   auto sum = rt.spawn([] { return 1 + 1; });
 //   int two = sum.join();
@@ -112,7 +113,7 @@ template <class R>
 class [[nodiscard("join() or detach() it")]] JoinHandle {
  public:
   JoinHandle() = default;
-  JoinHandle(JoinHandle&& other) noexcept
+  JoinHandle(JoinHandle && other) noexcept
       : fiber_(std::exchange(other.fiber_, nullptr)),
         value_(other.value_),
         thrown_(other.thrown_),
@@ -159,7 +160,7 @@ class [[nodiscard("join() or detach() it")]] JoinHandle {
 
  private:
   template <class F>
-  friend auto spawn_in(RuntimeState& state, F&& fn, const SpawnOptions& options);
+  friend auto spawn_in(RuntimeState & state, F && fn, const SpawnOptions& options);
   R collect() {
     if (*thrown_) [[unlikely]] {
       const std::exception_ptr thrown = std::exchange(*thrown_, nullptr);
@@ -195,7 +196,8 @@ auto spawn_in(RuntimeState& state, F&& fn, const SpawnOptions& options) {
     void* room = nullptr;
     const detail::SpawnRequest request{sizeof(Block), alignof(Block), &options};
     handle.status_ = detail::spawn_prepare(state, request, &handle.fiber_, &room);
-    if (!handle.status_.ok()) [[unlikely]] return handle;
+    if (!handle.status_.ok()) [[unlikely]]
+      return handle;
     Block* block = nullptr;
     try {
       block = new (room) Block(std::forward<F>(fn));

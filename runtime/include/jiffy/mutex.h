@@ -39,9 +39,7 @@ class Mutex {
                                          std::memory_order_relaxed);
   }
   // kReady: locked.
-  WaitResult lock(const Until& until) {
-    return try_lock() ? WaitResult::kReady : lock_slow(until);
-  }
+  WaitResult lock(const Until& until) { return try_lock() ? WaitResult::kReady : lock_slow(until); }
   void unlock() {
     // Release: partner is the acquire in lock().
     if (word_.exchange(kFree, std::memory_order_release) == kContended) [[unlikely]] {

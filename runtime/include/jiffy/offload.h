@@ -17,8 +17,8 @@ namespace detail {
 Status offload_and_wait(RuntimeState& state, void (*call)(void* arg), void* arg);
 }  // namespace detail
 
-// Runs fn on a pool of plain threads, and lets other fibers run until it returns: for what blocks in
-// system calls, or holds a std::mutex for long. Returns fn's result, or throws what it threw.
+// Runs fn on a pool of plain threads, and lets other fibers run until it returns: for what blocks
+// in system calls, or holds a std::mutex for long. Returns fn's result, or throws what it threw.
 //
 //   std::string text = jiffy::offload([&] { return read_whole_file(path); });
 //

@@ -53,17 +53,17 @@ inline constexpr int kLatencyKinds = 4;
 const char* latency_kind_name(LatencyKind kind);
 
 struct SpawnOptions {
-  std::string name{};              // shown by dump(), the debugger and in errors; up to 23 bytes
-  size_t stack_size = 0;           // bytes; 0: the runtime's
+  std::string name{};     // shown by dump(), the debugger and in errors; up to 23 bytes
+  size_t stack_size = 0;  // bytes; 0: the runtime's
   Policy policy = Policy::kNormal;
-  int nice = 0;                    // -20 ... 19; for kNormal and kBatch
-  int priority = 50;               // 1 ... 99; for kFifo
+  int nice = 0;                       // -20 ... 19; for kNormal and kBatch
+  int priority = 50;                  // 1 ... 99; for kFifo
   std::chrono::nanoseconds slice{0};  // EEVDF request, 0.1 ... 100 ms; 0: the base slice
-  int cpu = -1;                    // pinned to this Cpu; -1: any
-  std::vector<int> allowed{};      // or: may run on these only
-  bool kernel_mode = false;        // preempted only where kernel code is
-  bool migratable = false;         // may move to another Cpu at any suspension: it promises to hold
-                                   // no thread_local, errno or std::mutex across one
+  int cpu = -1;                       // pinned to this Cpu; -1: any
+  std::vector<int> allowed{};         // or: may run on these only
+  bool kernel_mode = false;           // preempted only where kernel code is
+  bool migratable = false;  // may move to another Cpu at any suspension: it promises to hold
+                            // no thread_local, errno or std::mutex across one
   LatencyKind kind = LatencyKind::kUser;
 };
 
@@ -86,13 +86,13 @@ struct Options {
   int cpus = 0;  // 0: allowed CPUs, bounded by the cgroup's quota
   Preemption preemption = Preemption::kLazy;
   Delivery delivery = Delivery::kSafePoints;
-  int hz = 250;             // 100, 250 or 1000
-  bool hrtick = false;      // a precise timer ends a slice, in each mode, by a hard request
+  int hz = 250;         // 100, 250 or 1000
+  bool hrtick = false;  // a precise timer ends a slice, in each mode, by a hard request
   size_t stack_size = 64 * 1024;
-  bool pin = false;         // each Cpu's thread to one host CPU; off: the process's affinity
-  bool latency_stats = false;   // run-queue latency histograms: a clock read at each wakeup
-  size_t trace_records = 0;     // records a Cpu; 0: no trace
-  int spin_us = -1;             // how long an idle Cpu polls before it parks; -1: measured
+  bool pin = false;            // each Cpu's thread to one host CPU; off: the process's affinity
+  bool latency_stats = false;  // run-queue latency histograms: a clock read at each wakeup
+  size_t trace_records = 0;    // records a Cpu; 0: no trace
+  int spin_us = -1;            // how long an idle Cpu polls before it parks; -1: measured
   bool force_mprotect_guards = false;  // as on kernels without MADV_GUARD_INSTALL
   SchedFeatures features{};
   std::shared_ptr<Machine> machine{};  // null: the host; make_sim_machine(): virtual time

@@ -11,8 +11,8 @@ namespace jiffy {
 class Machine;
 
 struct SimOptions {
-  uint64_t seed = 1;     // orders what happens at the same instant; 1: in the order of the causes
-  int cpus = 1;          // where Options::cpus is 0
+  uint64_t seed = 1;  // orders what happens at the same instant; 1: in the order of the causes
+  int cpus = 1;       // where Options::cpus is 0
   // What the hardware takes: from a reschedule interrupt's sending to its arrival, and from the
   // wakeup of a parked Cpu to its first instruction.
   std::chrono::nanoseconds ipi_latency{0};

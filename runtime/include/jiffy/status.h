@@ -7,8 +7,8 @@
 
 namespace jiffy {
 
-// Either success, which is one null pointer, or a sentence that says what was needed, what was found
-// and what to do. Movable, not thread safe.
+// Either success, which is one null pointer, or a sentence that says what was needed, what was
+// found and what to do. Movable, not thread safe.
 class [[nodiscard]] Status {
  public:
   Status() = default;

@@ -22,6 +22,17 @@ TimePoint now();
 // waited for is never thrown away.
 enum class WaitResult : uint8_t { kReady, kTimeout, kStopped };
 
+// Any duration in nanoseconds, rounded up, since no wait may end early; at the ends of the range
+// the nearest that can be had.
+template <class Rep, class Period>
+constexpr std::chrono::nanoseconds to_nanoseconds(std::chrono::duration<Rep, Period> d) {
+  using std::chrono::nanoseconds;
+  using Seconds = std::chrono::duration<double>;
+  if (Seconds(d) >= Seconds(nanoseconds::max())) return nanoseconds::max();
+  if (Seconds(d) <= Seconds(nanoseconds::min())) return nanoseconds::min();
+  return std::chrono::ceil<nanoseconds>(d);
+}
+
 // The point `timeout` from now; kForever where that is beyond the clock's range.
 inline TimePoint after(std::chrono::nanoseconds timeout) {
   const TimePoint start = now();
@@ -33,9 +44,11 @@ inline TimePoint after(std::chrono::nanoseconds timeout) {
 //   queue.pop(Until(now() + 5ms, token))
 struct Until {
   Until() = default;
-  Until(TimePoint d) : deadline(d) {}                                    // NOLINT: converts
-  Until(std::stop_token s) : stop(std::move(s)) {}                       // NOLINT: converts
-  Until(std::chrono::nanoseconds timeout) : deadline(after(timeout)) {}  // NOLINT: converts
+  Until(TimePoint d) : deadline(d) {}               // NOLINT: converts
+  Until(std::stop_token s) : stop(std::move(s)) {}  // NOLINT: converts
+  template <class Rep, class Period>
+  Until(std::chrono::duration<Rep, Period> timeout)  // NOLINT: converts
+      : deadline(after(to_nanoseconds(timeout))) {}
   Until(TimePoint d, std::stop_token s) : deadline(d), stop(std::move(s)) {}
 
   TimePoint deadline = kForever;

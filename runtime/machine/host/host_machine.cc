@@ -48,9 +48,11 @@ Status HostMachine::choose_cpus(const Options& options, int* count) {
     return Status::error("cpus is " + std::to_string(*count) + ": at most 1024 are supported");
   }
   if (options.pin && *count > allowed) {
-    return Status::error("cannot pin " + std::to_string(*count) + " Cpus one to one: this process "
-                         "may run on " + std::to_string(allowed) + " CPUs (" +
-                         topology.allowed.to_string() + "). Use fewer, or do not pin.");
+    return Status::error("cannot pin " + std::to_string(*count) +
+                         " Cpus one to one: this process "
+                         "may run on " +
+                         std::to_string(allowed) + " CPUs (" + topology.allowed.to_string() +
+                         "). Use fewer, or do not pin.");
   }
   return Status();
 }
@@ -63,7 +65,8 @@ Status HostMachine::start(const Options& options, Cpu* const* cpus, int count) {
   on_cpu_stop_ = options.on_cpu_stop;
   const Topology topology = read_topology();
   // Polling takes a CPU from somebody: from a Cpu of ours, if there are more Cpus than CPUs.
-  const bool room = static_cast<int>(topology.allowed.count()) >= count && topology.quota_cpus >= count;
+  const bool room =
+      static_cast<int>(topology.allowed.count()) >= count && topology.quota_cpus >= count;
   spin_ns_ = options.spin_us >= 0 ? options.spin_us * int64_t{1000} : room ? measured_wake_ns() : 0;
 
   const std::vector<unsigned> ids = topology.allowed.ids();

@@ -55,11 +55,11 @@ class HostMachine final : public Machine {
   void arm_tick(Thread& thread);
 
   std::vector<std::unique_ptr<Thread>> threads_;
-  std::atomic<int> ready_{0};       // A: threads that entered or failed. Release/acquire.
-  std::atomic<uint32_t> go_{0};     // A, a futex: 1 run, 2 give up. Release/acquire.
-  bool use_signals_ = false;        // I
-  int64_t tick_period_ = 0;         // I
-  int64_t spin_ns_ = 0;             // I
+  std::atomic<int> ready_{0};    // A: threads that entered or failed. Release/acquire.
+  std::atomic<uint32_t> go_{0};  // A, a futex: 1 run, 2 give up. Release/acquire.
+  bool use_signals_ = false;     // I
+  int64_t tick_period_ = 0;      // I
+  int64_t spin_ns_ = 0;          // I
   std::function<void(int)> on_cpu_start_, on_cpu_stop_;  // I
 };
 

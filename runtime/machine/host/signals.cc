@@ -19,9 +19,9 @@ constexpr size_t kSlots = 1024;
 
 struct Registration {
   std::mutex mutex;
-  int users = 0;               // under mutex
-  char* arena = nullptr;       // I while users > 0
-  bool taken[kSlots] = {};     // under mutex
+  int users = 0;            // under mutex
+  char* arena = nullptr;    // I while users > 0
+  bool taken[kSlots] = {};  // under mutex
   struct sigaction old_tick = {}, old_resched = {}, old_segv = {}, old_bus = {};
 };
 
@@ -34,7 +34,8 @@ Registration& registration() {
 // The slot of the thread that this handler runs on, or null on a foreign thread.
 SignalSlot* slot_of(const void* stack_address) {
   char* arena = registration().arena;
-  const auto offset = reinterpret_cast<uintptr_t>(stack_address) - reinterpret_cast<uintptr_t>(arena);
+  const auto offset =
+      reinterpret_cast<uintptr_t>(stack_address) - reinterpret_cast<uintptr_t>(arena);
   if (arena == nullptr || offset >= kSlots * SignalSlot::kSize) return nullptr;
   return reinterpret_cast<SignalSlot*>(arena + offset / SignalSlot::kSize * SignalSlot::kSize);
 }
@@ -106,7 +107,8 @@ void on_fault(int signal, siginfo_t* info, void* context) {
       report_overflow(*fiber, slot->cpu->id);
     }
   }
-  const struct sigaction& old = signal == SIGSEGV ? registration().old_segv : registration().old_bus;
+  const struct sigaction& old =
+      signal == SIGSEGV ? registration().old_segv : registration().old_bus;
   if ((old.sa_flags & SA_SIGINFO) != 0 ||
       (old.sa_handler != SIG_DFL && old.sa_handler != SIG_IGN)) {
     chain(old, signal, info, context);

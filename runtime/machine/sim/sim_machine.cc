@@ -98,8 +98,9 @@ Status SimMachine::run_until(const std::function<bool()>& done) {
   Status status;
   while (!done()) {
     if (events_.empty()) {
-      status = Status::error("the simulation is at its end: each Cpu is parked, no timer is armed "
-                             "and no event is due, so what is waited for cannot happen (deadlock)");
+      status = Status::error(
+          "the simulation is at its end: each Cpu is parked, no timer is armed "
+          "and no event is due, so what is waited for cannot happen (deadlock)");
       break;
     }
     const Event event = events_.top();

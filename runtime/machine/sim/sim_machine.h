@@ -46,7 +46,7 @@ class SimMachine final : public Machine {
   struct SimCpu {
     Cpu* cpu = nullptr;
     char* stack = nullptr;
-    Context context;         // where the Cpu handed control to the loop
+    Context context;            // where the Cpu handed control to the loop
     Context* resume = nullptr;  // what the loop switches to: `context`, or the idle loop at first
     uint32_t saved_count = 0;
     Waits waits = Waits::kReady;

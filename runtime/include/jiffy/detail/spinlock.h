@@ -28,9 +28,9 @@ void spin_until(Condition condition) {
 // A raw spin lock. It knows nothing of preemption: code that runs on fibers uses SpinLock of
 // cpu/cpu.h, which also keeps its holder on the Cpu.
 //
-// A ticket lock: served in order of arrival. A test-and-set lock costs the same but is unfair without
-// bound: a Cpu that does nothing but yield takes its run queue's lock again before another Cpu can
-// see it free, and a waker there waited a second.
+// A ticket lock: served in order of arrival. A test-and-set lock costs the same but is unfair
+// without bound: a Cpu that does nothing but yield takes its run queue's lock again before another
+// Cpu can see it free, and a waker there waited a second.
 //
 // Ordering: lock() is an acquire that pairs with the release in unlock().
 // Lifetime: unlock() touches the lock for the last time with its store, so whoever was granted
@@ -43,7 +43,8 @@ class RawSpinLock {
 
   void lock() {
     const uint32_t ticket = next_.fetch_add(1, std::memory_order_relaxed);
-    if (!is_served(ticket)) [[unlikely]] lock_slow(ticket);
+    if (!is_served(ticket)) [[unlikely]]
+      lock_slow(ticket);
   }
 
   bool try_lock() {
@@ -59,8 +60,8 @@ class RawSpinLock {
     serving_.store(serving_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
 
-  // For a waiter that was granted its wish under the lock, to know that the granter is done with the
-  // object: it has seen the granter's ticket taken, so equality means that it has been served.
+  // For a waiter that was granted its wish under the lock, to know that the granter is done with
+  // the object: it has seen the granter's ticket taken, so equality means that it has been served.
   bool is_locked() const {
     const uint32_t next = next_.load(std::memory_order_relaxed);
     return !is_served(next);

@@ -23,7 +23,8 @@ struct Waiter {
   void sleep_after_unlock();
   // Takes prepare() back, where the wait turned out to be over.
   void cancel();
-  // From any context, preemption off, under the lock of what is waited for: true if this call ended the sleep.
+  // From any context, preemption off, under the lock of what is waited for: true if this call ended
+  // the sleep.
   bool wake();
 
   Fiber* const fiber;  // null for a plain thread
