@@ -199,14 +199,17 @@ def fibers_of(state):
     """All fibers that have been spawned and not freed, by id."""
     layout = FiberLayout()
     pools = [pointer_inside(state["stacks"])]
+    pools += [pointer_inside(state["tcb_stacks"])]
     pools += [pointer_inside(pool) for pool in elements(state["other_stacks"])]
     result = []
     unreadable = 0
     for pool in pools:
         if int(pool) == 0:
             continue
-        for slab in elements(pool.dereference()["slabs_"]):
-            slab = pointer_inside(slab).dereference()
+        slab_pointer = pointer_inside(pool.dereference()["slabs_"])
+        while int(slab_pointer) != 0:
+            slab = slab_pointer.dereference()
+            slab_pointer = slab["next"]
             for i in range(int(slab["count"])):
                 fiber = layout.fiber_at(slab, i)
                 if int(fiber["magic"]) != FIBER_MAGIC:

@@ -100,18 +100,19 @@ void take_kept_back_signals() {
 
 void preempt_enable_slow() {
   for (;;) {
+    preempt_disable();
     Cpu* cpu = this_cpu();
     const bool interrupted = cpu->pending.load(std::memory_order_relaxed) != 0;
-    if (interrupted) {
-      preempt_disable();
-      cpu->service_interrupts();
-      preempt_enable_no_resched();
-    }
-    if (cpu->need.load(std::memory_order_relaxed) == 0) {
-      if (cpu->pending.load(std::memory_order_relaxed) == 0) return;
+    if (interrupted) cpu->service_interrupts();
+    const bool wanted = cpu->need.load(std::memory_order_relaxed) != 0;
+    const bool more = cpu->pending.load(std::memory_order_relaxed) != 0;
+    const CpuHooks* hooks = cpu->hooks;
+    preempt_enable_no_resched();
+    if (!wanted) {
+      if (!more) return;
       continue;
     }
-    if (!cpu->hooks->preempt_point(*cpu, interrupted)) return;
+    if (!hooks->preempt_point(interrupted)) return;
     // After a switch this may be another Cpu, and new interrupts may have come.
     if (!cpu_has_work(*this_cpu())) return;
   }

@@ -66,7 +66,12 @@ struct CpuHooks {
   // At an outermost preempt_enable with a request pending: schedules if the mode's rule says so.
   // Returns whether it did.
   // `interrupted`: it is the return from an interrupt that was taken there.
-  bool (*preempt_point)(Cpu& cpu, bool interrupted);
+  bool (*preempt_point)(bool interrupted);
+  // After interrupts were taken in the middle of a fiber's code: whether to switch there. `waits`: the
+  // fiber waits for a lock that another one holds, which must then run, whatever its class.
+  bool (*irq_exit)(Cpu& cpu, bool waits);
+  // What the interrupted fiber then does. Preemption is off, once, and stays so.
+  void (*preempt_irq)();
   // In the tick interrupt.
   void (*tick)(Cpu& cpu, int64_t now);
   // Wakes the Cpu's soft-interrupt thread.
@@ -126,11 +131,17 @@ class alignas(128) Cpu {
   alignas(64) Fiber idle;  // the thread's own stack
   TimerBase timers;
   IdleWaiter* waiter = nullptr;                // I while it runs
+  void* thread_tcb = nullptr;                  // I: the control block of the Cpu's thread
+  bool pass_over = false;                      // P: irq_exit to preempt_irq
   Machine* machine = nullptr;                  // I
   void* machine_data = nullptr;                // I: the machine's record of this Cpu
   Fiber* ksoftirqd = nullptr;                  // I
-  Fiber* stack_cache = nullptr;                // P: units of the default size, hottest first
-  int stack_cache_size = 0;                    // P
+  // P: units of the default size, hottest first; of cooperative and of preemptible fibers.
+  struct StackCache {
+    Fiber* first = nullptr;
+    int size = 0;
+  };
+  std::array<StackCache, 2> stack_caches;
   int64_t oneshot_armed = kNever;              // P
   std::atomic<int64_t> hrtick_expiry{kNever};  // R; read by the owner
   int64_t tick_period = 0;                     // I: ns

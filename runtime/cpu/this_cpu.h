@@ -12,13 +12,15 @@
 namespace jiffy {
 
 class Cpu;
+struct Fiber;
 
 namespace this_cpu_internal {
 
 struct Words {
   uint32_t count;  // see kPreemptMask and its neighbours
   uint32_t reserved;
-  Cpu* cpu;  // null on a thread that is no Cpu
+  Cpu* cpu;      // null on a thread that is no Cpu
+  Fiber* fiber;  // null in the idle loop and on a thread that is no Cpu
 };
 
 // initial-exec: the offset from %fs is a load from the GOT (an immediate, once linked into an
@@ -58,6 +60,27 @@ inline Cpu* this_cpu() {
 
 inline void set_this_cpu(Cpu* cpu) {
   asm volatile("movq %0, %%fs:8(%1)" : : "r"(cpu), "r"(this_cpu_internal::tls_offset()) : "memory");
+}
+
+// The words of another thread control block. They are its own to change, but for who switches to it.
+inline this_cpu_internal::Words& words_of(void* tcb) {
+  return *reinterpret_cast<this_cpu_internal::Words*>(static_cast<char*>(tcb) +
+                                                      this_cpu_internal::tls_offset());
+}
+
+// With preemption on, a preemptible fiber may be on another Cpu before the next instruction; but it is
+// the same fiber.
+inline Fiber* current_fiber() {
+  Fiber* fiber;
+  asm volatile("movq %%fs:16(%1), %0" : "=r"(fiber) : "r"(this_cpu_internal::tls_offset()));
+  return fiber;
+}
+
+inline void set_current_fiber(Fiber* fiber) {
+  asm volatile("movq %0, %%fs:16(%1)"
+               :
+               : "r"(fiber), "r"(this_cpu_internal::tls_offset())
+               : "memory");
 }
 
 inline uint32_t preempt_count() {

@@ -102,12 +102,20 @@ std::vector<TraceRecord> Runtime::trace() const {
 std::string dump_fibers(const RuntimeState& state) {
   std::string out = "        id  name                     on       state     class\n";
   const auto each = [&out](const Fiber* fiber) { append_fiber(out, *fiber); };
-  if (state.stacks != nullptr) state.stacks->for_each_unit(each);
-  auto& lock = const_cast<RawSpinLock&>(state.pools_lock);
-  lock.lock();
+  if (state.shared_tls) {
+    out += "preemptible fibers share their thread's locals here: they are switched at safe points\n";
+  }
   std::vector<StackPool*> others;
+  others.reserve(RuntimeState::kMostPools + 2);
+  for (StackPool* pool : {state.stacks.get(), state.tcb_stacks.get()}) {
+    if (pool != nullptr) others.push_back(pool);
+  }
+  auto& lock = const_cast<RawSpinLock&>(state.pools_lock);
+  preempt_disable();
+  lock.lock();
   for (auto& pool : state.other_stacks) others.push_back(pool.get());
   lock.unlock();
+  preempt_enable();
   for (StackPool* pool : others) pool->for_each_unit(each);
   return out;
 }

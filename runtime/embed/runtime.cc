@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "fiber/tcb.h"
 #include "machine/host/host_machine.h"
 #include "sched/runtime_state.h"
 #include "sched/service.h"
@@ -107,6 +108,7 @@ void init_main(void* block) {
 Status spawn_init(RuntimeState& state) {
   SpawnOptions options;
   options.name = "init";
+  options.fiber_kind = FiberKind::kCooperative;
   options.migratable = true;
   options.kernel_mode = true;
   options.kind = LatencyKind::kOther;
@@ -142,9 +144,38 @@ void take_down(RuntimeState& state) {
   state.units.clear();
   state.cpus.clear();
   state.other_stacks.clear();
+  state.tcb_stacks.reset();
   state.stacks.reset();
   state.draining.store(false, std::memory_order_relaxed);
   state.stop_cpus.store(false, std::memory_order_relaxed);
+}
+
+// Preemptible fibers need what not each machine has; what was asked for is never silently replaced.
+Status make_stacks(RuntimeState& state) {
+  const Options& o = state.options;
+  const GuardMethod guard =
+      o.force_mprotect_guards ? GuardMethod::kMprotect : GuardMethod::kAuto;
+  state.other_stacks.reserve(RuntimeState::kMostPools);
+  state.stacks = std::make_unique<StackPool>(o.stack_size, guard);
+  if (state.machine->simulated()) return Status();
+  const bool asked = o.fiber_kind == FiberKind::kPreemptible;
+  if (o.delivery != Delivery::kSignals) {
+    if (!asked) return Status();
+    return Status::error(
+        "preemptible fibers need delivery = Delivery::kSignals (Options::preemptible() sets both)");
+  }
+  const Status support = tcb_support();
+  state.shared_tls = !support.ok();
+  if (support.ok()) {
+    state.tcb_stacks = std::make_unique<StackPool>(o.stack_size, guard, /*with_tcb=*/true);
+    return Status();
+  }
+  if (o.allow_shared_tls) {
+    state.options.delivery = Delivery::kSafePoints;
+    return Status();
+  }
+  return Status::error(support.message() +
+                       ". Use Delivery::kSafePoints, or allow_shared_tls to go without.");
 }
 
 Status make_cpus(RuntimeState& state, int count) {
@@ -197,10 +228,8 @@ Status Runtime::start() {
   }
   state.clock = state.machine->make_clock();
   state.foreign_before = state.foreign_counters.snapshot();
-  state.stacks = std::make_unique<StackPool>(
-      state.options.stack_size,
-      state.options.force_mprotect_guards ? GuardMethod::kMprotect : GuardMethod::kAuto);
-  Status status = make_cpus(state, count);
+  Status status = make_stacks(state);
+  if (status.ok()) status = make_cpus(state, count);
   if (status.ok()) status = state.machine->start(state.options, state.cpus.data(), count);
   if (!status.ok()) {
     take_down(state);

@@ -113,29 +113,31 @@ void context_init(Context& context, void* stack_pointer, void (*entry)(Context* 
   std::memcpy(context.fctx, &kDefaultMxcsr, sizeof kDefaultMxcsr);
   std::memcpy(static_cast<char*>(context.fctx) + 4, &kDefaultX87, sizeof kDefaultX87);
   context.eh = EhGlobals{};
-  context.asan_fake_stack = nullptr;
+  #ifdef JIFFY_ASAN
+  context.sanitizer = nullptr;
+#endif
 #ifdef JIFFY_TSAN
   // A new one for each life: the last fiber of this stack ended deep in calls that it never left,
   // and the record of those would grow from life to life.
-  if (context.tsan_fiber != nullptr) __tsan_destroy_fiber(context.tsan_fiber);
-  context.tsan_fiber = __tsan_create_fiber(0);
+  if (context.sanitizer != nullptr) __tsan_destroy_fiber(context.sanitizer);
+  context.sanitizer = __tsan_create_fiber(0);
 #endif
 }
 
 void context_init_thread(Context& context) {
   context = Context{};
 #ifdef JIFFY_TSAN
-  context.tsan_fiber = __tsan_get_current_fiber();
+  context.sanitizer = __tsan_get_current_fiber();
 #endif
 }
 
 void context_destroy(Context& context) {
 #ifdef JIFFY_TSAN
-  if (context.tsan_fiber != nullptr && context.stack_bottom != nullptr) {
-    __tsan_destroy_fiber(context.tsan_fiber);
+  if (context.sanitizer != nullptr && context.stack_bottom != nullptr) {
+    __tsan_destroy_fiber(context.sanitizer);
   }
 #endif
-  context.tsan_fiber = nullptr;
+  context.sanitizer = nullptr;
 }
 
 JIFFY_NO_TSAN Context* context_switch(Context& from, Context& to, EhGlobals* eh, bool from_dies) {
@@ -147,20 +149,20 @@ JIFFY_NO_TSAN Context* context_switch(Context& from, Context& to, EhGlobals* eh,
   to.fctx = &from;
 #ifdef JIFFY_ASAN
   // A dying context gives its fake stack back: null for its save slot.
-  __sanitizer_start_switch_fiber(from_dies ? nullptr : &from.asan_fake_stack, to.stack_bottom,
+  __sanitizer_start_switch_fiber(from_dies ? nullptr : &from.sanitizer, to.stack_bottom,
                                  to.stack_size);
 #else
   (void)from_dies;
 #endif
 #ifdef JIFFY_TSAN
-  __tsan_switch_to_fiber(to.tsan_fiber, 0);
+  __tsan_switch_to_fiber(to.sanitizer, 0);
 #endif
   const bctx::transfer_t back = balanced_jump(target, &to);
 #ifdef JIFFY_ASAN
   Context* const previous_context = static_cast<Context*>(from.fctx);
   const void* bottom = nullptr;
   size_t size = 0;
-  __sanitizer_finish_switch_fiber(from.asan_fake_stack, &bottom, &size);
+  __sanitizer_finish_switch_fiber(from.sanitizer, &bottom, &size);
   // A thread's own stack is learnt from the first switch away from it.
   if (previous_context->stack_bottom == nullptr) {
     previous_context->stack_bottom = const_cast<void*>(bottom);

@@ -81,6 +81,7 @@ struct alignas(64) Fiber {
   bool counted_movable = false;  // R: waits in the queue, and another Cpu may take it
   bool kernel_mode = false;      // I
   bool migratable = false;       // I
+  bool preemptible = false;      // I: has a control block of its own
   bool started = false;          // P: has run at least once
   bool is_idle = false;          // I: the Cpu's own context
   Policy policy{};               // R

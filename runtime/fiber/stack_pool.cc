@@ -7,6 +7,9 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <vector>
+
+#include "fiber/tcb.h"
 
 #ifndef MADV_GUARD_INSTALL
 #define MADV_GUARD_INSTALL 102
@@ -49,47 +52,46 @@ Fiber* StackSlab::fiber_at(uint32_t i) const {
   return reinterpret_cast<Fiber*>(base + (i + 1) * unit_size - colour - size);
 }
 
-StackPool::StackPool(size_t stack_size, GuardMethod guard)
+StackPool::StackPool(size_t stack_size, GuardMethod guard, bool with_tcb)
     : page_size_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
       stack_size_(stack_size),
+      with_tcb_(with_tcb),
       guard_(guard) {
   unit_size_ = page_size_ + round_up(stack_size, page_size_) + round_up(kTopRoom, page_size_);
 }
 
 StackPool::~StackPool() {
-  for (auto& slab : slabs_) {
+  StackSlab* next = nullptr;
+  for (StackSlab* slab = slabs_.load(std::memory_order_relaxed); slab != nullptr; slab = next) {
+    next = slab->next;
     for (uint32_t i = 0; i < slab->count; ++i) {
       Fiber* fiber = slab->fiber_at(i);
+      if (fiber->context.tcb != nullptr) tcb_destroy(fiber->context.tcb);
       context_destroy(fiber->context);
       fiber->~Fiber();
     }
     // Sanitizers remember poison by address: the next mapping here must start clean.
     ASAN_UNPOISON_MEMORY_REGION(slab->base, slab->unit_size * slab->count);
     munmap(slab->base, slab->unit_size * slab->count);
+    delete slab;
   }
 }
 
-Status StackPool::allocate(Fiber** out, int wanted, int* got) {
-  *got = 0;
+bool StackPool::fails_now() {
+  if (fail_next_.load(std::memory_order_relaxed) <= 0) return false;
+  return fail_next_.fetch_sub(1, std::memory_order_relaxed) > 0;
+}
+
+int StackPool::take(Fiber** out, int wanted) {
+  int got = 0;
   lock_.lock();
-  if (fail_next_ > 0) {
-    --fail_next_;
-    lock_.unlock();
-    return guard_error(ENOMEM);
-  }
-  if (free_ == nullptr) {
-    if (Status status = add_slab(); !status.ok()) {
-      lock_.unlock();
-      return status;
-    }
-  }
-  while (*got < wanted && free_ != nullptr) {
-    out[(*got)++] = free_;
+  while (got < wanted && free_ != nullptr) {
+    out[got++] = free_;
     free_ = free_->next_free;
   }
-  in_use_ += static_cast<size_t>(*got);
+  in_use_ += static_cast<size_t>(got);
   lock_.unlock();
-  return Status();
+  return got;
 }
 
 void StackPool::release(Fiber** units, int count) {
@@ -102,7 +104,24 @@ void StackPool::release(Fiber** units, int count) {
   lock_.unlock();
 }
 
-Status StackPool::add_slab() {
+// The first guard ever made decides what kAuto is.
+bool StackPool::guard_unit(char* guard, int* error) {
+  const GuardMethod method = guard_.load(std::memory_order_relaxed);
+  if (method != GuardMethod::kMprotect) {
+    if (madvise(guard, page_size_, MADV_GUARD_INSTALL) == 0) {
+      guard_.store(GuardMethod::kMadvise, std::memory_order_relaxed);
+      return true;
+    }
+    *error = errno;
+    if (method == GuardMethod::kMadvise) return false;
+    guard_.store(GuardMethod::kMprotect, std::memory_order_relaxed);
+  }
+  const bool done = mprotect(guard, page_size_, PROT_NONE) == 0;
+  *error = errno;
+  return done;
+}
+
+Status StackPool::make_slab(StackSlab** out) {
   const size_t bytes = unit_size_ * kUnitsPerSlab;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
@@ -112,45 +131,43 @@ Status StackPool::add_slab() {
   (void)madvise(memory, bytes, MADV_NOHUGEPAGE);
   char* base = static_cast<char*>(memory);
   for (uint32_t i = 0; i < kUnitsPerSlab; ++i) {
-    char* guard = base + i * unit_size_;
-    if (guard_ == GuardMethod::kAuto || guard_ == GuardMethod::kMadvise) {
-      if (madvise(guard, page_size_, MADV_GUARD_INSTALL) == 0) {
-        guard_ = GuardMethod::kMadvise;
-        continue;
-      }
-      if (guard_ == GuardMethod::kMadvise) {
-        const int error = errno;
-        munmap(memory, bytes);
-        return guard_error(error);
-      }
-      guard_ = GuardMethod::kMprotect;
-    }
-    if (mprotect(guard, page_size_, PROT_NONE) != 0) {
-      const int error = errno;
+    int error = 0;
+    if (!guard_unit(base + i * unit_size_, &error)) {
       munmap(memory, bytes);
       return guard_error(error);
     }
   }
-  auto slab = std::make_unique<StackSlab>(StackSlab{this, base, unit_size_, kUnitsPerSlab});
-  for (uint32_t i = kUnitsPerSlab; i-- > 0;) {
+  *out = new StackSlab{this, base, unit_size_, kUnitsPerSlab};
+  for (uint32_t i = 0; i < kUnitsPerSlab; ++i) {
     char* unit = base + i * unit_size_;
-    Fiber* fiber = new (slab->fiber_at(i)) Fiber;
-    fiber->slab = slab.get();
+    Fiber* fiber = new ((*out)->fiber_at(i)) Fiber;
+    fiber->slab = *out;
     fiber->context.stack_bottom = unit + page_size_;
     fiber->context.stack_size =
         static_cast<size_t>(reinterpret_cast<char*>(fiber) - (unit + page_size_));
     fiber->block_limit = fiber;
-    fiber->next_free = free_;
-    free_ = fiber;
   }
-  slabs_.push_back(std::move(slab));
   return Status();
 }
 
+void StackPool::adopt(StackSlab& slab) {
+  lock_.lock();
+  for (uint32_t i = slab.count; i-- > 0;) {
+    Fiber* fiber = slab.fiber_at(i);
+    fiber->next_free = free_;
+    free_ = fiber;
+  }
+  slab.next = slabs_.load(std::memory_order_relaxed);
+  // Release: partner is the acquire in for_each_unit().
+  slabs_.store(&slab, std::memory_order_release);
+  slab_count_.fetch_add(1, std::memory_order_relaxed);
+  lock_.unlock();
+}
+
 Status StackPool::guard_error(int error) const {
-  const size_t stacks = slabs_.size() * kUnitsPerSlab;
+  const size_t stacks = slab_count_.load(std::memory_order_relaxed) * kUnitsPerSlab;
   char text[512];
-  if (error == ENOMEM && guard_ == GuardMethod::kMprotect) {
+  if (error == ENOMEM && guard() == GuardMethod::kMprotect) {
     std::snprintf(text, sizeof text,
                   "cannot map another slab of fiber stacks: each stack guarded by mprotect takes "
                   "two mappings, %zu stacks exist and vm.max_map_count is %ld. Raise it (sysctl "

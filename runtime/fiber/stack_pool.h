@@ -4,10 +4,9 @@
 #include <jiffy/detail/spinlock.h>
 #include <jiffy/status.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <vector>
 
 #include "fiber/fiber.h"
 
@@ -31,37 +30,43 @@ struct StackSlab {
   char* base;
   size_t unit_size;
   uint32_t count;
+  StackSlab* next = nullptr;
   Fiber* fiber_at(uint32_t i) const;
 };
 
-// A pool of units of one stack size. Thread safe. Units are handed out last in, first out, so the
+// A pool of units of one stack size. Thread safe; what takes its lock is called with preemption off, and
+// what allocates with preemption on: a preempted fiber may hold one of malloc's locks. Units are handed out last in, first out, so the
 // hottest stack is used first; memory is returned to the system when the pool is destroyed.
 //
 // Errors: allocate() never falls back to something weaker. When the system refuses memory or
 // mappings it says which limit was met (vm.max_map_count, memory) and what to do.
 class StackPool {
  public:
-  StackPool(size_t stack_size, GuardMethod guard);
+  // `with_tcb`: its units are for preemptible fibers. Each gets its control block from who takes it
+  // first; the pool destroys them.
+  StackPool(size_t stack_size, GuardMethod guard, bool with_tcb = false);
   ~StackPool();
   StackPool(const StackPool&) = delete;
   StackPool& operator=(const StackPool&) = delete;
 
-  // Fills `out` with up to `wanted` free units; at least one on success.
-  Status allocate(Fiber** out, int wanted, int* got);
+  // Preemption off. Takes up to `wanted` free units; 0 if there is none.
+  int take(Fiber** out, int wanted);
   void release(Fiber** units, int count);
 
+  // Preemption on; maps memory. What it made is added by adopt(), preemption off.
+  Status make_slab(StackSlab** out);
+  void adopt(StackSlab& slab);
+
   size_t stack_size() const { return stack_size_; }
-  GuardMethod guard() const { return guard_; }
+  bool with_tcb() const { return with_tcb_; }
+  GuardMethod guard() const { return guard_.load(std::memory_order_relaxed); }
 
   // Calls fn for each unit ever made, free ones included. A racy look: for dumps and debuggers.
   template <class Fn>
   void for_each_unit(Fn&& fn) {
-    std::vector<StackSlab*> slabs;
-    lock_.lock();
-    slabs.reserve(slabs_.size());
-    for (auto& slab : slabs_) slabs.push_back(slab.get());
-    lock_.unlock();
-    for (StackSlab* slab : slabs) {
+    // Acquire: partner is the release in adopt(). Slabs stay until the pool ends.
+    for (StackSlab* slab = slabs_.load(std::memory_order_acquire); slab != nullptr;
+         slab = slab->next) {
       for (uint32_t i = 0; i < slab->count; ++i) fn(slab->fiber_at(i));
     }
   }
@@ -70,23 +75,27 @@ class StackPool {
   size_t in_use() const { return in_use_; }
 
   // For tests: makes the next allocations fail as the system would.
-  void fail_next(int allocations) { fail_next_ = allocations; }
+  void fail_next(int allocations) { fail_next_.store(allocations, std::memory_order_relaxed); }
+  bool fails_now();
+  Status guard_error(int error) const;
 
  private:
-  Status add_slab();
-  Status guard_error(int error) const;
+  bool guard_unit(char* guard, int* error);
 
   const size_t page_size_;
   const size_t stack_size_;
-  GuardMethod guard_;
-  size_t unit_size_ = 0;
+  const bool with_tcb_;
+  size_t unit_size_ = 0;  // I
+
+  std::atomic<GuardMethod> guard_;         // A, relaxed: once it is known, it stays
+  std::atomic<StackSlab*> slabs_{nullptr};  // A: written under lock_
+  std::atomic<size_t> slab_count_{0};      // A, relaxed: for the text of an error
+  std::atomic<int> fail_next_{0};          // A, relaxed
 
   // Under lock_.
   RawSpinLock lock_;
   Fiber* free_ = nullptr;
   size_t in_use_ = 0;
-  int fail_next_ = 0;
-  std::vector<std::unique_ptr<StackSlab>> slabs_;
 };
 
 // The highest amount of stack that the unit has ever used, in bytes, to the page: what is resident.

@@ -1,4 +1,5 @@
 // What a Cpu does with nothing to run: look for work, poll a while, park.
+#include "fiber/tcb.h"
 #include "sched/placement.h"
 #include "sched/runtime_state.h"
 #include "sched/sched.h"
@@ -76,8 +77,10 @@ IdleWaiter& machine_waiter() {
 
 void cpu_main(Cpu& cpu) {
   set_this_cpu(&cpu);
+  set_current_fiber(nullptr);
   set_preempt_count(kPreemptUnit);  // exactly one across each switch, so it is never saved
   cpu.eh = thread_eh_globals();
+  cpu.thread_tcb = thread_control_block();
   RuntimeState& state = *cpu.state;
   const int64_t spin_ns = cpu.machine->spin_ns();
   for (;;) {

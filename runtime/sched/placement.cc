@@ -103,7 +103,7 @@ Fiber* pull_one(Cpu& cpu, Cpu& victim) {
     fiber->cpu.store(&cpu, std::memory_order_release);
     cpu.rq->enqueue(*fiber, RunQueue::kMigrated, now);
   }
-  victim.rq->lock.unlock();
+  victim.rq->unlock_and_notify();
   cpu.rq->lock.unlock();
   return fiber;
 }

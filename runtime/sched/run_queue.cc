@@ -74,15 +74,12 @@ void RunQueue::request_resched(Moment moment) {
   set_need(kNeedResched);
   count_event(state_, Counter::kHardRequests);
   trace_any(state_, TraceEvent::kHardRequest, static_cast<uint32_t>(cpu_.id), cpu_.current->id);
-  if (this_cpu() == &cpu_) return;
-  if (idle) {
-    notify_ = true;
-  } else {
-    cpu_.raise(kRescheduleVector);
-  }
+  // Told after the unlock: a signal is a system call.
+  if (this_cpu() != &cpu_) notify_ = idle ? Notify::kIdle : Notify::kRunning;
 }
 
-void RunQueue::notify() {
+void RunQueue::notify(Notify whom) {
+  if (whom == Notify::kRunning) return cpu_.raise(kRescheduleVector);
   // The request was stored under the lock; this fence stands between it and the look at the idle
   // state. Partner: the idle loop stores that it parks, fences, and looks at its requests again.
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -147,8 +144,27 @@ void RunQueue::put_back(Fiber& prev) {
   if (!is_fair(prev)) fifo_push(prev, /*front=*/true);
 }
 
+void RunQueue::pass_over(Fiber& current) {
+  (void)dequeue(current, /*sleep=*/false);
+  passed_.push_back(&current);
+  ++nr_passed_;
+}
+
+void RunQueue::resume_passed(int64_t now) {
+  while (Fiber* fiber = passed_.pop_front()) {
+    --nr_passed_;
+    enqueue(*fiber, 0, now);
+    wakeup_preempt(*fiber, 0);
+  }
+}
+
 Fiber* RunQueue::pick_fair_or_idle(Fiber& prev, SwitchKind kind, int64_t now) {
-  if (fair_.nr_queued() == 0) return &cpu_.idle;
+  if (fair_.nr_queued() == 0) {
+    if (passed_.empty()) return &cpu_.idle;
+    // Nobody is left who could hold the lock here.
+    resume_passed(now != 0 ? now : cpu_.now());
+    return pick_next(cpu_.idle, kind, now);
+  }
   Fiber* next = pick_fair(/*protect=*/kind != SwitchKind::kYield);
   if (next != &prev) fair_.put_prev();
   if (next != nullptr) {
@@ -157,7 +173,9 @@ Fiber* RunQueue::pick_fair_or_idle(Fiber& prev, SwitchKind kind, int64_t now) {
     if (hrtick_) arm_hrtick(now);
   }
   publish_hint();
-  if (next == nullptr) return &cpu_.idle;
+  if (next == nullptr) {
+    return passed_.empty() ? &cpu_.idle : pick_fair_or_idle(cpu_.idle, kind, now);
+  }
   end_waiting(*next);
   return next;
 }
@@ -191,6 +209,7 @@ void RunQueue::tick(int64_t now) {
     cpu_.trace_event(TraceEvent::kPromotion, static_cast<uint32_t>(cpu_.id), cpu_.current->id);
   }
   update_current(now);
+  if (!passed_.empty()) resume_passed(now);
 }
 
 void RunQueue::hrtick(int64_t now) {

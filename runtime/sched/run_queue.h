@@ -19,7 +19,13 @@ namespace jiffy {
 
 struct RuntimeState;
 
-enum class SwitchKind : uint8_t { kBlock, kYield, kPreempt, kExit };
+enum class SwitchKind : uint8_t {
+  kBlock,
+  kYield,
+  kPreempt,
+  kPassOver,  // preempted while it waits for a lock: it is not picked before the next tick
+  kExit,
+};
 
 // All members but the hints are used under `lock`, with preemption off. Two queues' locks are taken
 // in the order of their Cpus' ids. Interrupts (which run only at safe points) never find it held by
@@ -38,10 +44,13 @@ class alignas(64) RunQueue {
   RawSpinLock lock;
 
  private:
-  bool notify_ = false;  // the idle Cpu must be told
+  // Who must be told of a request: a Cpu that ran its idle loop, or a fiber, when it was made.
+  enum class Notify : uint8_t { kNobody, kIdle, kRunning };
+  Notify notify_ = Notify::kNobody;
   int nr_fifo_ = 0;      // stop and FIFO fibers, the current one included
   std::atomic<int> nr_hint_{0};
   std::atomic<int> movable_hint_{0};  // written under lock
+  int nr_passed_ = 0;                 // off the queue by pass_over()
   std::array<uint64_t, 2> fifo_bitmap_{};
   Cpu& cpu_;
   RuntimeState& state_;
@@ -71,16 +80,20 @@ class alignas(64) RunQueue {
   // `now` is 0 where `prev` is not fair: the FIFO class reads no clock.
   Fiber* pick_next(Fiber& prev, SwitchKind kind, int64_t now);
 
+  // Takes the current fiber off the queue until the next tick, or until nobody else is left: the fiber
+  // whose lock it waits for may be of a lower class.
+  void pass_over(Fiber& current);
+
   void tick(int64_t now);
   void hrtick(int64_t now);
 
-  // Unlocks, and wakes the Cpu if it idles and was asked for something.
+  // Unlocks, and wakes or interrupts another Cpu if it was asked for something.
   void unlock_and_notify() {
-    const bool notify_it = notify_;
-    notify_ = false;
+    const Notify whom = notify_;
+    notify_ = Notify::kNobody;
     lock.unlock();
-    if (notify_it) [[unlikely]]
-      notify();
+    if (whom != Notify::kNobody) [[unlikely]]
+      notify(whom);
   }
 
   void set_attributes(Fiber& fiber, Policy policy, int nice, int priority, int64_t slice_ns,
@@ -90,7 +103,7 @@ class alignas(64) RunQueue {
   Fiber* detach_one();
 
   // Runnable fibers, the current one included, delayed ones not.
-  int nr_running() const { return nr_queued() - fair_.nr_delayed(); }
+  int nr_running() const { return nr_queued() - fair_.nr_delayed() + nr_passed_; }
   // The delayed ones too.
   int nr_queued() const { return nr_fifo_ + fair_.nr_queued(); }
   FairQueue& fair() { return fair_; }
@@ -130,10 +143,13 @@ class alignas(64) RunQueue {
   void start_tick_if_needed();
   void arm_hrtick(int64_t now);
   void set_need(uint32_t bit);
-  void notify();
+  void notify(Notify whom);
+
+  void resume_passed(int64_t now);
 
   alignas(64) FairQueue fair_;
   std::array<List<Fiber, &Fiber::fifo_node>, kStopPriority + 1> fifo_;
+  List<Fiber, &Fiber::fifo_node> passed_;
 };
 
 inline Fiber* fiber_of(FairEntity& entity) {

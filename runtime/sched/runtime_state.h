@@ -43,6 +43,8 @@ struct RuntimeState {
   std::vector<std::unique_ptr<CpuUnit>> units;  // I
   std::vector<Cpu*> cpus;                       // I: units' Cpus, by id
   std::unique_ptr<StackPool> stacks;            // I: of the default size
+  std::unique_ptr<StackPool> tcb_stacks;        // I: the same for preemptible fibers
+  bool shared_tls = false;  // I: preemptible fibers have no control block, and stay on their Cpu
   int llc_size = 0;                             // I: Cpus that share a cache, for the idle search
 
   // A, relaxed: the mode may change at any time; each rule is asked with the mode of its moment.
@@ -69,7 +71,9 @@ struct RuntimeState {
   Counters foreign_counters;  // add_shared only
   ForeignTraceRing foreign_trace;
 
-  // Stack pools of other sizes. L: pools_lock.
+  // Stack pools of other sizes. L: pools_lock. Of a capacity that is never exceeded, so that nothing
+  // allocates under the lock.
+  static constexpr size_t kMostPools = 64;
   RawSpinLock pools_lock;
   std::vector<std::unique_ptr<StackPool>> other_stacks;
 

@@ -18,12 +18,6 @@ namespace jiffy {
 
 struct RuntimeState;
 
-// The running fiber; null on a plain thread and in the idle loop.
-inline Fiber* current_fiber() {
-  Cpu* cpu = this_cpu();
-  return cpu == nullptr || cpu->current->is_idle ? nullptr : cpu->current;
-}
-
 // --- Switching. By a fiber.
 
 // With preemption off once, by the owner: changes fibers, if there is a better one. Returns when

@@ -2,7 +2,9 @@
 #include <cassert>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
+#include "fiber/tcb.h"
 #include "sched/placement.h"
 #include "sched/runtime_state.h"
 #include "sched/sched.h"
@@ -42,6 +44,8 @@ SwitchReason reason_of(SwitchKind kind, uint32_t need, const Fiber& prev) {
       return SwitchReason::kYield;
     case SwitchKind::kExit:
       return SwitchReason::kExit;
+    case SwitchKind::kPassOver:
+      return SwitchReason::kPreemptHard;
     case SwitchKind::kPreempt:
       return (need & kNeedResched) != 0 ? SwitchReason::kPreemptHard : SwitchReason::kPreemptLazy;
   }
@@ -56,6 +60,21 @@ SwitchReason reason_of(SwitchKind kind, uint32_t need, const Fiber& prev) {
     cpu.queue_latency[static_cast<size_t>(next.kind)].record(static_cast<uint64_t>(waited));
     next.wake_stamp = 0;
   }
+}
+
+// The words of the running context follow it: those of a control block of its own are written before
+// %fs goes there. The count needs nothing: it is one on both sides.
+[[gnu::always_inline]] inline void switch_words(Cpu& cpu, const Fiber& prev, Fiber& next) {
+  Fiber* fiber = next.is_idle ? nullptr : &next;
+  if (!prev.preemptible && !next.preemptible) [[likely]] {
+    set_current_fiber(fiber);
+    return;
+  }
+  void* tcb = next.context.tcb != nullptr ? next.context.tcb : cpu.thread_tcb;
+  this_cpu_internal::Words& words = words_of(tcb);
+  words.cpu = &cpu;
+  words.fiber = fiber;
+  write_fs(tcb);
 }
 
 // Runs in the context switched to: the lock that the previous one took is released here, when its
@@ -78,7 +97,7 @@ void finish_switch(Context* previous) {
 }  // namespace
 
 void fiber_entry(Context* previous) {
-  Fiber* self = this_cpu()->current;
+  Fiber* self = current_fiber();
   self->started = true;
   finish_switch(previous);
   preempt_enable();
@@ -103,8 +122,10 @@ namespace {
   }
   // A preempted fiber stays, even one that has announced its sleep: it has not looked yet whether
   // what it waits for is there.
-  if (kind != SwitchKind::kPreempt && kind != SwitchKind::kYield && !prev->is_idle &&
-      prev->state.load(std::memory_order_relaxed) != FiberState::kRunning) {
+  if (kind == SwitchKind::kPassOver) {
+    rq.pass_over(*prev);
+  } else if (kind != SwitchKind::kPreempt && kind != SwitchKind::kYield && !prev->is_idle &&
+             prev->state.load(std::memory_order_relaxed) != FiberState::kRunning) {
     (void)rq.dequeue(*prev, /*sleep=*/kind == SwitchKind::kBlock);
   }
   Fiber* next = rq.pick_next(*prev, kind, now);
@@ -122,6 +143,7 @@ namespace {
   }
   // Atomic for those who look from elsewhere: dumps, and the handler of faults.
   std::atomic_ref(cpu->current).store(next, std::memory_order_relaxed);
+  switch_words(*cpu, *prev, *next);
   Context* previous =
       context_switch(prev->context, next->context, cpu->eh, kind == SwitchKind::kExit);
   finish_switch(previous);
@@ -137,6 +159,8 @@ void schedule_locked_out(SwitchKind kind) {
       return schedule_as(SwitchKind::kYield);
     case SwitchKind::kPreempt:
       return schedule_as(SwitchKind::kPreempt);
+    case SwitchKind::kPassOver:
+      return schedule_as(SwitchKind::kPassOver);
     case SwitchKind::kExit:
       return schedule_as(SwitchKind::kExit);
   }
@@ -148,7 +172,7 @@ void schedule() {
 }
 
 void schedule_preempt_disabled() {
-  Fiber* self = this_cpu()->current;
+  Fiber* self = current_fiber();
   const uint32_t calls = preempt_count() - kPreemptUnit;
   if ((calls & ~kCallMask) != 0) [[unlikely]]
     scheduling_while_atomic(*self, calls);
@@ -172,16 +196,16 @@ void schedule_preempt_disabled() {
 }
 
 void yield() {
-  Cpu* cpu = this_cpu();
-  if (cpu == nullptr) {
+  Fiber* self = current_fiber();
+  if (self == nullptr) {
     sched_yield();
     return;
   }
   if (const uint32_t count = preempt_count(); count != 0) [[unlikely]] {
-    scheduling_while_atomic(*cpu->current, count);
+    scheduling_while_atomic(*self, count);
   }
   preempt_disable();
-  cpu = this_cpu();
+  Cpu* cpu = this_cpu();
   cpu->counters.add(Counter::kYields);
   schedule_as(SwitchKind::kYield);
   preempt_enable();
@@ -232,10 +256,41 @@ namespace {
 
 // For a user-mode fiber the end of a jiffy call, and of an interrupt taken there, is the return to
 // user mode. For a kernel-mode one it is the end of the interrupt, or of a critical section.
-bool preempt_point(Cpu& cpu, bool interrupted) {
-  if (cpu.current->is_idle) return false;
+bool preempt_point(bool interrupted) {
+  const Fiber* self = current_fiber();
+  if (self == nullptr) return false;
   const Moment in_kernel = interrupted ? Moment::kIrqReturnKernel : Moment::kPreemptEnable;
-  return preempt_at(cpu.current->kernel_mode ? in_kernel : Moment::kReturnToUser);
+  return preempt_at(self->kernel_mode ? in_kernel : Moment::kReturnToUser);
+}
+
+// The same question at the end of an interrupt that came in the middle of the fiber's own code.
+bool wanted_at_irq_exit(const Cpu& cpu) {
+  const Moment moment =
+      cpu.current->kernel_mode ? Moment::kIrqReturnKernel : Moment::kReturnToUser;
+  return act_wants(mode_rule(moment, cpu.state->mode.load(std::memory_order_relaxed)),
+                   cpu.need.load(std::memory_order_relaxed));
+}
+
+bool irq_exit(Cpu& cpu, bool waits) {
+  if (waits) {
+    cpu.rq->lock.lock();
+    cpu.pass_over = cpu.rq->nr_running() > 1;
+    cpu.rq->lock.unlock();
+    if (cpu.pass_over) return true;
+  }
+  return wanted_at_irq_exit(cpu);
+}
+
+// What the interrupted fiber is made to call. The loop is the kernel's: what came meanwhile is dealt
+// with before the fiber goes on.
+void preempt_irq() {
+  for (;;) {
+    const bool passes = std::exchange(this_cpu()->pass_over, false);
+    schedule_as(passes ? SwitchKind::kPassOver : SwitchKind::kPreempt);
+    Cpu& cpu = *this_cpu();  // after a switch it may be another one
+    if (cpu.pending.load(std::memory_order_relaxed) != 0) cpu.service_interrupts();
+    if (!wanted_at_irq_exit(cpu)) return;
+  }
 }
 
 void tick(Cpu& cpu, int64_t now) {
@@ -267,18 +322,18 @@ void wake_ksoftirqd(Cpu& cpu) {
 }  // namespace
 
 bool cond_resched() {
-  if (this_cpu() == nullptr || preempt_count() != 0) return false;
+  if (current_fiber() == nullptr || preempt_count() != 0) return false;
   if (cpu_has_work(*this_cpu())) preempt_enable_slow();  // takes interrupts: a safe point
   return preempt_at(Moment::kCondResched);
 }
 
 void might_sleep() {
-  Cpu* cpu = this_cpu();
-  if (cpu == nullptr) return;
+  Fiber* self = current_fiber();
+  if (self == nullptr) return;
   const uint32_t count = preempt_count();
   if ((count & ~kCallMask) != 0) [[unlikely]]
-    scheduling_while_atomic(*cpu->current, count);
-  if (count == 0 && cpu_has_work(*cpu)) (void)preempt_at(Moment::kMightSleep);
+    scheduling_while_atomic(*self, count);
+  if (count == 0 && cpu_has_work(*this_cpu())) (void)preempt_at(Moment::kMightSleep);
 }
 
 // --- Interrupts that belong to the scheduler.
@@ -312,7 +367,12 @@ void on_reschedule(Cpu& cpu, void*) {
 
 }  // namespace
 
-const CpuHooks kSchedHooks = {cpu_main, preempt_point, tick, wake_ksoftirqd};
+const CpuHooks kSchedHooks = {.main = cpu_main,
+                              .preempt_point = preempt_point,
+                              .irq_exit = irq_exit,
+                              .preempt_irq = preempt_irq,
+                              .tick = tick,
+                              .wake_ksoftirqd = wake_ksoftirqd};
 
 void sched_init_cpu(Cpu& cpu) {
   cpu.hooks = &kSchedHooks;

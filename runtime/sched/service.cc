@@ -100,6 +100,7 @@ Status start_service_fibers(RuntimeState& state) {
     unit->services = s;
     SpawnOptions options;
     options.cpu = unit->cpu.id;
+    options.fiber_kind = FiberKind::kCooperative;
     options.kernel_mode = true;
     options.kind = LatencyKind::kOther;
     options.name = "ksoftirqd/" + std::to_string(unit->cpu.id);

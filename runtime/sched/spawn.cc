@@ -1,9 +1,11 @@
 // The start of a fiber: a unit of stack, its attributes, its first place in a queue. Its end and
 // its joiner are in sync/join.cc.
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 
+#include "fiber/tcb.h"
 #include "sched/placement.h"
 #include "sched/runtime_state.h"
 #include "sched/sched.h"
@@ -20,70 +22,129 @@ constexpr uint64_t kIdBlock = 1024;
 
 // --- Units: a cache a Cpu, last in first out, before the shared pool.
 
-StackPool& pool_of_size(RuntimeState& state, size_t size) {
-  if (size == 0 || size == state.stacks->stack_size()) return *state.stacks;
-  state.pools_lock.lock();
+StackPool* find_pool(RuntimeState& state, size_t size, bool with_tcb) {
   for (auto& pool : state.other_stacks) {
-    if (pool->stack_size() == size) {
-      StackPool& found = *pool;
-      state.pools_lock.unlock();
-      return found;
-    }
+    if (pool->stack_size() == size && pool->with_tcb() == with_tcb) return pool.get();
   }
-  state.other_stacks.push_back(std::make_unique<StackPool>(size, state.stacks->guard()));
-  StackPool& made = *state.other_stacks.back();
-  state.pools_lock.unlock();
-  return made;
+  return nullptr;
 }
 
-Status take_unit(RuntimeState& state, size_t size, Fiber** out) {
-  Cpu* cpu = this_cpu();
-  const bool cached =
-      cpu != nullptr && cpu->state == &state && (size == 0 || size == state.stacks->stack_size());
-  int got = 0;
-  if (!cached) return pool_of_size(state, size).allocate(out, 1, &got);
-  if (cpu->stack_cache == nullptr) {
-    Fiber* batch[kCacheBatch];
-    if (Status status = state.stacks->allocate(batch, kCacheBatch, &got); !status.ok()) {
-      return status;
-    }
-    for (int i = got - 1; i >= 0; --i) {
-      batch[i]->next_free = cpu->stack_cache;
-      cpu->stack_cache = batch[i];
-    }
-    cpu->stack_cache_size += got;
+// Null: too many sizes.
+StackPool* pool_of(RuntimeState& state, size_t size, bool with_tcb) {
+  if (size == 0 || size == state.stacks->stack_size()) {
+    return with_tcb ? state.tcb_stacks.get() : state.stacks.get();
   }
-  *out = cpu->stack_cache;
-  cpu->stack_cache = (*out)->next_free;
-  --cpu->stack_cache_size;
-  return Status();
+  const auto locked = [&state](auto&& fn) {
+    const PreemptGuard guard;
+    state.pools_lock.lock();
+    StackPool* found = fn();
+    state.pools_lock.unlock();
+    return found;
+  };
+  if (StackPool* found = locked([&] { return find_pool(state, size, with_tcb); })) return found;
+  auto made = std::make_unique<StackPool>(size, state.stacks->guard(), with_tcb);
+  return locked([&]() -> StackPool* {
+    if (StackPool* found = find_pool(state, size, with_tcb)) return found;  // another was faster
+    if (state.other_stacks.size() == RuntimeState::kMostPools) return nullptr;
+    state.other_stacks.push_back(std::move(made));
+    return state.other_stacks.back().get();
+  });
+}
+
+Cpu::StackCache* cache_for(RuntimeState& state, const StackPool& pool) {
+  Cpu* cpu = local_cpu(state);
+  if (cpu == nullptr) return nullptr;
+  if (&pool == state.stacks.get()) return &cpu->stack_caches[0];
+  return &pool == state.tcb_stacks.get() ? &cpu->stack_caches[1] : nullptr;
+}
+
+// One from the Cpu's cache, which is filled from the pool; null: the pool is empty.
+Fiber* take_free_unit(RuntimeState& state, StackPool& pool) {
+  const PreemptGuard guard;
+  Cpu::StackCache* cache = cache_for(state, pool);
+  Fiber* batch[kCacheBatch];
+  if (cache == nullptr) return pool.take(batch, 1) == 1 ? batch[0] : nullptr;
+  if (cache->first == nullptr) {
+    const int got = pool.take(batch, kCacheBatch);
+    for (int i = got - 1; i >= 0; --i) {
+      batch[i]->next_free = cache->first;
+      cache->first = batch[i];
+    }
+    cache->size += got;
+    if (got == 0) return nullptr;
+  }
+  Fiber* unit = cache->first;
+  cache->first = unit->next_free;
+  --cache->size;
+  return unit;
 }
 
 void give_back_unit(RuntimeState& state, Fiber& fiber) {
-  Cpu* cpu = this_cpu();
-  StackPool* pool = fiber.slab->pool;
-  if (cpu == nullptr || cpu->state != &state || pool != state.stacks.get()) {
+  const PreemptGuard guard;
+  StackPool& pool = *fiber.slab->pool;
+  Cpu::StackCache* cache = cache_for(state, pool);
+  if (cache == nullptr) {
     Fiber* unit = &fiber;
-    pool->release(&unit, 1);
+    pool.release(&unit, 1);
     return;
   }
-  fiber.next_free = cpu->stack_cache;
-  cpu->stack_cache = &fiber;
-  if (++cpu->stack_cache_size < kCacheLimit) return;
+  fiber.next_free = cache->first;
+  cache->first = &fiber;
+  if (++cache->size < kCacheLimit) return;
   // Keep the hottest half; the others may be wanted elsewhere.
-  Fiber* keep = cpu->stack_cache;
+  Fiber* keep = cache->first;
   for (int i = 1; i < kCacheLimit / 2; ++i) keep = keep->next_free;
   Fiber* rest = keep->next_free;
   keep->next_free = nullptr;
-  cpu->stack_cache_size = kCacheLimit / 2;
+  cache->size = kCacheLimit / 2;
   while (rest != nullptr) {
     Fiber* batch[kCacheBatch];
     int n = 0;
     for (; n < kCacheBatch && rest != nullptr; rest = rest->next_free) batch[n++] = rest;
-    pool->release(batch, n);
+    pool.release(batch, n);
   }
 }
 
+// A control block for a unit that has none yet. Its count forbids a switch from the start.
+Status equip(Fiber& unit) {
+  void* tcb = tcb_create();
+  if (tcb == nullptr) {
+    return Status::error("no memory for the thread control block of a preemptible fiber");
+  }
+  words_of(tcb) = {.count = kPreemptUnit, .reserved = 0, .cpu = nullptr, .fiber = nullptr};
+  tcb_init_locale(tcb);
+  unit.context.tcb = tcb;
+  return Status();
+}
+
+// Allocates where the pool is empty: preemption is on.
+Status take_unit(RuntimeState& state, size_t size, bool with_tcb, Fiber** out) {
+  StackPool* pool = pool_of(state, size, with_tcb);
+  if (pool == nullptr) {
+    return Status::error("stack_size: fibers with more than 64 different sizes in one runtime");
+  }
+  if (pool->fails_now()) return pool->guard_error(ENOMEM);
+  Fiber* unit = take_free_unit(state, *pool);
+  while (unit == nullptr) {
+    StackSlab* slab = nullptr;
+    if (Status status = pool->make_slab(&slab); !status.ok()) return status;
+    {
+      const PreemptGuard guard;
+      pool->adopt(*slab);
+    }
+    unit = take_free_unit(state, *pool);
+  }
+  if (with_tcb && unit->context.tcb == nullptr) {
+    if (Status status = equip(*unit); !status.ok()) {
+      give_back_unit(state, *unit);
+      return status;
+    }
+  }
+  *out = unit;
+  return Status();
+}
+
+// Preemption off.
 uint64_t next_id(RuntimeState& state) {
   Cpu* cpu = this_cpu();
   if (cpu == nullptr || cpu->state != &state) {
@@ -132,7 +193,7 @@ void set_identity(Fiber& fiber, RuntimeState& state, const SpawnOptions& o) {
   fiber.migratable = o.migratable;
 }
 
-void set_scheduling(Fiber& fiber, RuntimeState& state, const SpawnOptions& o) {
+void set_scheduling(Fiber& fiber, const SpawnOptions& o) {
   const bool fifo = o.policy == Policy::kFifo;
   fiber.policy = o.policy;
   fiber.sched_class = fifo ? SchedClass::kFifo : SchedClass::kFair;
@@ -145,11 +206,19 @@ void set_scheduling(Fiber& fiber, RuntimeState& state, const SpawnOptions& o) {
                                        : weight_of_nice(o.nice);
   e.custom_slice = o.slice.count() != 0;
   if (e.custom_slice) e.slice = static_cast<uint64_t>(o.slice.count());
-  if (!o.allowed.empty()) {
-    auto* mask = new CpuMask(static_cast<int>(state.cpus.size()));
-    for (int cpu : o.allowed) mask->set(cpu);
-    fiber.allowed = mask;
-  }
+}
+
+// The cooperative kind, unless the options or the runtime ask for the other one.
+bool wants_preemptible(const RuntimeState& state, const SpawnOptions& o) {
+  const FiberKind kind = o.fiber_kind == FiberKind::kDefault ? state.options.fiber_kind : o.fiber_kind;
+  return kind == FiberKind::kPreemptible;
+}
+
+CpuMask* mask_of(const RuntimeState& state, const SpawnOptions& o) {
+  if (o.allowed.empty()) return nullptr;
+  auto* mask = new CpuMask(static_cast<int>(state.cpus.size()));
+  for (int cpu : o.allowed) mask->set(cpu);
+  return mask;
 }
 
 // A unit comes back from its last fiber with these as that one left them.
@@ -196,6 +265,17 @@ Status check_spawn_options(const RuntimeState& state, const SpawnOptions& o) {
   return text[0] == '\0' ? Status() : Status::error(text);
 }
 
+namespace {
+
+Status check_preemptible(const RuntimeState& state) {
+  if (state.tcb_stacks != nullptr || state.shared_tls || state.machine->simulated()) return Status();
+  return Status::error(
+      "a preemptible fiber needs Options::delivery = Delivery::kSignals: this runtime sees requests "
+      "at safe points only");
+}
+
+}  // namespace
+
 namespace detail {
 
 Status spawn_prepare(RuntimeState& state, const SpawnRequest& request, Fiber** out, void** block) {
@@ -210,18 +290,24 @@ Status spawn_prepare(RuntimeState& state, const SpawnRequest& request, Fiber** o
       return status;
     }
   }
-  preempt_disable();
+  const bool preemptible = wants_preemptible(state, options);
+  const bool with_tcb = preemptible && state.tcb_stacks != nullptr;
+  Status status = preemptible ? check_preemptible(state) : Status();
   Fiber* fiber = nullptr;
-  Status status = take_unit(state, options.stack_size, &fiber);
+  if (status.ok()) status = take_unit(state, options.stack_size, with_tcb, &fiber);
   if (!status.ok()) {
-    preempt_enable();
     if (foreign) end_foreign_spawn(state);
     return status;
   }
   reset(*fiber);
+  fiber->allowed = mask_of(state, options);
+  preempt_disable();
   set_identity(*fiber, state, options);
-  set_scheduling(*fiber, state, options);
   preempt_enable();
+  set_scheduling(*fiber, options);
+  fiber->preemptible = with_tcb;
+  // What it holds of a thread's moves with it; in a simulation there is one thread for all.
+  if (preemptible && !state.shared_tls) fiber->migratable = true;
   const uintptr_t top = reinterpret_cast<uintptr_t>(fiber->block_limit) - request.block_size;
   *block = fiber->block = reinterpret_cast<void*>(top & ~(uintptr_t{request.block_align} - 1));
   *out = fiber;
@@ -270,9 +356,7 @@ void release(Fiber& fiber) {
     fiber.allowed = nullptr;
   }
   fiber.state.store(FiberState::kFree, std::memory_order_relaxed);
-  preempt_disable();
   give_back_unit(*fiber.state_of_runtime, fiber);
-  preempt_enable();
 }
 
 }  // namespace detail

@@ -27,8 +27,16 @@ const char* preemption_name(Preemption mode);
 // How a request reaches a running fiber.
 enum class Delivery : uint8_t {
   kSafePoints,  // the fiber sees it at its next jiffy call; interrupts are taken there too
-  kSignals,     // the reschedule interrupt is a signal to the Cpu's thread. Cooperative fibers
-                // still switch only inside jiffy calls; the signal ends waits of the Cpu.
+  kSignals,     // interrupts are signals to the Cpu's thread, and are taken at once; a preemptible
+                // fiber is switched there too, a cooperative one still inside jiffy calls only
+};
+
+// What of a thread a fiber has for itself. docs/preemption.md says what code in each may do.
+enum class FiberKind : uint8_t {
+  kDefault,      // in SpawnOptions: the runtime's
+  kCooperative,  // nothing: it shares its Cpu's thread, and is switched inside jiffy calls only
+  kPreemptible,  // a thread control block: malloc, stdio, errno, exceptions and each thread_local are
+                 // its own, so that it may be preempted at any instruction and go on anywhere
 };
 
 // The scheduling class, highest first; the order is the kernel's.
@@ -61,6 +69,7 @@ struct SpawnOptions {
   std::chrono::nanoseconds slice{0};  // EEVDF request, 0.1 ... 100 ms; 0: the base slice
   int cpu = -1;                       // pinned to this Cpu; -1: any
   std::vector<int> allowed{};         // or: may run on these only
+  FiberKind fiber_kind = FiberKind::kDefault;
   bool kernel_mode = false;           // preempted only where kernel code is
   bool migratable = false;  // may move to another Cpu at any suspension: it promises to hold
                             // no thread_local, errno or std::mutex across one
@@ -83,9 +92,22 @@ struct SchedFeatures {
 };
 
 struct Options {
+  // Fibers that can be preempted anywhere.
+  static Options preemptible() {
+    Options options;
+    options.delivery = Delivery::kSignals;
+    options.fiber_kind = FiberKind::kPreemptible;
+    return options;
+  }
+
   int cpus = 0;  // 0: allowed CPUs, bounded by the cgroup's quota
   Preemption preemption = Preemption::kLazy;
   Delivery delivery = Delivery::kSafePoints;
+  FiberKind fiber_kind = FiberKind::kCooperative;  // of fibers that do not say
+  // Where thread control blocks cannot be had (sanitizers, valgrind, another C library): preemptible
+  // fibers then share their thread's locals, stay on their Cpu and are switched at safe points; dump()
+  // says so. Without it start() fails.
+  bool allow_shared_tls = false;
   int hz = 250;         // 100, 250 or 1000
   bool hrtick = false;  // a precise timer ends a slice, in each mode, by a hard request
   size_t stack_size = 64 * 1024;

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "cpu/cpu.h"
+#include "machine/host/injection.h"
 
 namespace jiffy {
 
@@ -49,6 +50,20 @@ void chain(const struct sigaction& old, int signal, siginfo_t* info, void* conte
   }
 }
 
+// What is pending is taken here and now, if the count of whoever was interrupted allows; and if the
+// rules then want another fiber to run, the interrupted one is made to call the scheduler.
+//
+// Else the bits stay: the end of what forbids it looks at them.
+void take_interrupts(const SignalSlot& slot, ucontext_t& context) {
+  Cpu& cpu = *slot.cpu;
+  if (!slot.delivers || preempt_count() != 0 || this_cpu() != &cpu) return;
+  cpu.service_interrupts();
+  const bool injectable = can_inject(cpu, context, slot.base_mask);
+  if (!injectable || !cpu.hooks->irq_exit(cpu, waits_for_lock(context))) return;
+  preempt_disable();
+  inject(context);
+}
+
 // The Cpu whose thread this handler runs on, or null on a foreign thread.
 Cpu* cpu_of(const void* stack_address) {
   if (const SignalSlot* slot = slot_of(stack_address)) return slot->cpu;
@@ -59,23 +74,28 @@ Cpu* cpu_of(const void* stack_address) {
 #endif
 }
 
-// Only sets bits: the fiber takes the interrupt at its next safe point.
 void on_timer_signal(int signal, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   if (Cpu* cpu = cpu_of(__builtin_frame_address(0)); cpu != nullptr && info->si_code == SI_TIMER) {
     const auto vector = static_cast<uint64_t>(info->si_value.sival_int);
     // Release: partner is the acquire in Cpu::service_interrupts().
     cpu->pending.fetch_or(uint64_t{1} << vector, std::memory_order_release);
+    if (const SignalSlot* slot = slot_of(__builtin_frame_address(0))) {
+      take_interrupts(*slot, *static_cast<ucontext_t*>(context));
+    }
   } else {
     chain(registration().old_tick, signal, info, context);
   }
   errno = saved_errno;
 }
 
-// The sender has set the pending bit; the signal brings the thread out of a wait.
+// The sender has set the pending bit.
 void on_resched_signal(int signal, siginfo_t* info, void* context) {
   const int saved_errno = errno;
-  if (cpu_of(__builtin_frame_address(0)) == nullptr || info->si_code != SI_TKILL) {
+  const SignalSlot* slot = slot_of(__builtin_frame_address(0));
+  if (slot != nullptr && info->si_code == SI_TKILL) {
+    take_interrupts(*slot, *static_cast<ucontext_t*>(context));
+  } else {
     chain(registration().old_resched, signal, info, context);
   }
   errno = saved_errno;
@@ -175,7 +195,7 @@ void release_signals() {
   r.arena = nullptr;
 }
 
-Status enter_signal_slot(Cpu& cpu, SignalSlot** out) {
+Status enter_signal_slot(Cpu& cpu, bool delivers, SignalSlot** out) {
   Registration& r = registration();
   SignalSlot* slot = nullptr;
   {
@@ -190,6 +210,8 @@ Status enter_signal_slot(Cpu& cpu, SignalSlot** out) {
     return Status::error("more than 1024 Cpus in one process: use fewer Cpus or fewer runtimes");
   }
   slot->cpu = &cpu;
+  slot->delivers = delivers;
+  (void)injection_room();  // measures it, outside a handler
   stack_t stack = {};
   stack.ss_sp = slot->stack();
   stack.ss_size = SignalSlot::kStackSize;
@@ -201,6 +223,8 @@ Status enter_signal_slot(Cpu& cpu, SignalSlot** out) {
   sigaddset(&set, tick_signal());
   sigaddset(&set, kReschedSignal);
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  pthread_sigmask(SIG_BLOCK, nullptr, &set);
+  std::memcpy(&slot->base_mask, &set, sizeof slot->base_mask);
   *out = slot;
   return Status();
 }

@@ -20,8 +20,10 @@ class Cpu;
 struct SignalSlot {
   static constexpr size_t kSize = 64 * 1024;
 
-  Cpu* cpu;       // I while the slot is taken
-  stack_t saved;  // the thread's alternate stack before
+  Cpu* cpu;            // I while the slot is taken
+  stack_t saved;       // the thread's alternate stack before
+  bool delivers;       // I: interrupts are taken in the handler, not at the next safe point
+  uint64_t base_mask;  // I: the signal mask of the Cpu's thread
 
   char* stack() { return reinterpret_cast<char*>(this) + 4096; }
   static constexpr size_t kStackSize = kSize - 4096;
@@ -38,7 +40,7 @@ void release_signals();
 
 // By a Cpu's own thread: takes a slot, makes it the thread's alternate stack, and unblocks the
 // signals; and back.
-Status enter_signal_slot(Cpu& cpu, SignalSlot** slot);
+Status enter_signal_slot(Cpu& cpu, bool delivers, SignalSlot** slot);
 void leave_signal_slot(SignalSlot* slot);
 
 }  // namespace jiffy

@@ -157,11 +157,14 @@ void SimMachine::run_cpu(SimCpu& cpu) {
   cpu.waits = Waits::kReady;
   ++cpu.resume_generation;
   set_this_cpu(cpu.cpu);
+  Fiber* fiber = cpu.cpu->current;
+  set_current_fiber(fiber->is_idle ? nullptr : fiber);
   set_preempt_count(cpu.saved_count);
   Context* target = cpu.resume;
   cpu.resume = &cpu.context;
   (void)context_switch(loop_, *target, eh_, /*from_dies=*/false);
   set_this_cpu(nullptr);
+  set_current_fiber(nullptr);
   set_preempt_count(0);
 }
 
@@ -172,7 +175,7 @@ void SimMachine::wait_in_loop(SimCpu& cpu, Waits waits) {
   const Context& current = cpu.cpu->current->context;
   cpu.context.stack_bottom = current.stack_bottom;
   cpu.context.stack_size = current.stack_size;
-  cpu.context.tsan_fiber = current.tsan_fiber;
+  cpu.context.sanitizer = current.sanitizer;
   (void)context_switch(cpu.context, loop_, eh_, /*from_dies=*/false);
 }
 
