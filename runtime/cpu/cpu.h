@@ -74,6 +74,8 @@ struct CpuHooks {
   void (*preempt_irq)();
   // In the tick interrupt.
   void (*tick)(Cpu& cpu, int64_t now);
+  // In the handler of a tick signal, whatever was interrupted.
+  void (*watchdog)(Cpu& cpu);
   // Wakes the Cpu's soft-interrupt thread.
   void (*wake_ksoftirqd)(Cpu& cpu);
 };
@@ -136,6 +138,11 @@ class alignas(128) Cpu {
   Machine* machine = nullptr;                  // I
   void* machine_data = nullptr;                // I: the machine's record of this Cpu
   Fiber* ksoftirqd = nullptr;                  // I
+  Fiber* stopper = nullptr;                    // I
+  // A, relaxed: sched/watchdog.h. The CPU time of the thread at the stamp, 0 for not known.
+  std::atomic<int64_t> watchdog_stamp{0};
+  std::atomic<int64_t> watchdog_cpu_ns{0};
+  std::atomic<bool> lockup_reported{false};
   // P: units of the default size, hottest first; of cooperative and of preemptible fibers.
   struct StackCache {
     Fiber* first = nullptr;
@@ -247,6 +254,19 @@ class JiffyCall {
   }
   JiffyCall(const JiffyCall&) = delete;
   JiffyCall& operator=(const JiffyCall&) = delete;
+};
+
+// Inside a jiffy call, around code of the standard library that may spin for a bit which another fiber
+// of this Cpu has set: there, and only there, the call may be preempted. No lock is held.
+class PreemptibleInCall {
+ public:
+  PreemptibleInCall() : count_(preempt_count()) { set_preempt_count(0); }
+  ~PreemptibleInCall() { set_preempt_count(count_); }
+  PreemptibleInCall(const PreemptibleInCall&) = delete;
+  PreemptibleInCall& operator=(const PreemptibleInCall&) = delete;
+
+ private:
+  const uint32_t count_;
 };
 
 inline void preempt_enable_no_resched() { preempt_count_sub(kPreemptUnit); }

@@ -49,6 +49,7 @@ constexpr std::array<CounterInfo, kCounterCount> kTable{{
     {Counter::kHrtickFired, "hrtick_fired", "one-shot timers that ended a slice between ticks"},
     {Counter::kDelayedDequeues, "delayed_dequeues",
      "blocked fibers kept queued until their lag was used up"},
+    {Counter::kSoftLockups, "soft_lockups", "fibers that kept a Cpu from others for too long"},
 }};
 
 constexpr bool table_is_in_order() {

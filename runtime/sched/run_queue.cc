@@ -5,6 +5,7 @@
 
 #include "sched/placement.h"
 #include "sched/runtime_state.h"
+#include "sched/watchdog.h"
 
 namespace jiffy {
 
@@ -33,7 +34,11 @@ RunQueue::RunQueue(Cpu& cpu, RuntimeState& state)
 
 int64_t RunQueue::read_clock() const { return clock_now(state_); }
 
-void RunQueue::start_tick() { state_.machine->start_tick(cpu_); }
+void RunQueue::start_tick() {
+  // Who ran alone until now has kept nobody waiting.
+  watchdog_touch(cpu_, clock_now(state_));
+  state_.machine->start_tick(cpu_);
+}
 
 void RunQueue::requeue_delayed(Fiber& fiber, int64_t now) {
   fair_.requeue_delayed(fiber.fair);

@@ -8,6 +8,7 @@
 #include "sched/placement.h"
 #include "sched/runtime_state.h"
 #include "sched/sched.h"
+#include "sched/watchdog.h"
 
 // Present when debug/lock_check.cc is linked.
 extern "C" __attribute__((weak)) int jiffy_held_pthread_mutexes();
@@ -297,6 +298,8 @@ void tick(Cpu& cpu, int64_t now) {
   cpu.counters.add(Counter::kTicks);
   cpu.trace_event(TraceEvent::kTick, static_cast<uint32_t>(cpu.id), cpu.current->id);
   if (cpu.clock.resync_due(now)) cpu.clock.resync();
+  watchdog_tick(cpu, now);
+  if (cpu.machine->simulated()) watchdog_check(cpu);
   RunQueue& rq = *cpu.rq;
   rq.lock.lock();
   rq.tick(now);
@@ -372,6 +375,7 @@ const CpuHooks kSchedHooks = {.main = cpu_main,
                               .irq_exit = irq_exit,
                               .preempt_irq = preempt_irq,
                               .tick = tick,
+                              .watchdog = watchdog_check,
                               .wake_ksoftirqd = wake_ksoftirqd};
 
 void sched_init_cpu(Cpu& cpu) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "sched/runtime_state.h"
+#include "sched/watchdog.h"
 
 namespace jiffy {
 
@@ -44,6 +45,7 @@ void stopper_main(void* block) {
     s.lock.lock();
     StopRequest* request = s.requests.pop_front();
     const bool stopping = s.stopping.load(std::memory_order_relaxed);
+    watchdog_touch(s.cpu, s.cpu.now());
     s.lock.unlock();
     if (request != nullptr) {
       request->fn(request->arg);
@@ -113,6 +115,7 @@ Status start_service_fibers(RuntimeState& state) {
     status = spawn_service(state, s, options, stopper_main, &s->stopper);
     if (!status.ok()) return status;
     fiber_make_stopper(*s->stopper);
+    unit->cpu.stopper = s->stopper;
   }
   return Status();
 }
@@ -140,6 +143,7 @@ void join_service_fibers(RuntimeState& state) {
       detail::release(*fiber);
     }
     unit->cpu.ksoftirqd = nullptr;
+    unit->cpu.stopper = nullptr;
     unit->services = nullptr;
     delete s;
   }

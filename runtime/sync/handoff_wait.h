@@ -68,9 +68,23 @@ class HandoffWait : public WaitEntry {
     return WaitResult::kReady;
   }
 
+  // Registering and taking back spin while another thread, or a preempted fiber, does the same.
+  struct OnStop {
+    std::optional<std::stop_callback<WakeOnStop>> callback;
+    OnStop(const std::stop_token& stop, Waiter* waiter) {
+      if (!stop.stop_possible()) return;
+      const PreemptibleInCall here;
+      callback.emplace(stop, WakeOnStop{waiter});
+    }
+    ~OnStop() {
+      if (!callback) return;
+      const PreemptibleInCall here;
+      callback.reset();
+    }
+  };
+
   WaitResult block_limited(WaitQueue& queue, const Until& until) {
-    std::optional<std::stop_callback<WakeOnStop>> on_stop;
-    if (until.stop.stop_possible()) on_stop.emplace(until.stop, WakeOnStop{&waiter_});
+    const OnStop on_stop(until.stop, &waiter_);
     for (;;) {
       const bool in_time = waiter_.block(until.deadline_ns());
       queue.lock();

@@ -65,7 +65,11 @@ BlockingWait::BlockingWait(WaitQueue& queue, const Until& until, uint8_t entry_f
   if (until.stop.stop_possible()) stop_ = until.stop;
 }
 
-BlockingWait::~BlockingWait() = default;
+BlockingWait::~BlockingWait() {
+  if (!on_stop_) return;
+  const PreemptibleInCall here;
+  on_stop_.reset();
+}
 
 int BlockingWait::wake_entry(WaitEntry& entry, uint64_t) {
   BlockingWait& self = static_cast<BlockingWait&>(entry);
@@ -105,7 +109,11 @@ void BlockingWait::StopWake::operator()() const { wake_for_stop(self->waiter_); 
 
 void BlockingWait::sleep() {
   // Registered outside the lock: the callback runs at once if the stop was requested meanwhile.
-  if (stop_.stop_possible() && !on_stop_) on_stop_.emplace(stop_, StopWake{this});
+  // It spins while another thread, or a preempted fiber, does the same.
+  if (stop_.stop_possible() && !on_stop_) {
+    const PreemptibleInCall here;
+    on_stop_.emplace(stop_, StopWake{this});
+  }
   (void)waiter_.block(deadline_);
 }
 

@@ -24,11 +24,21 @@ IrqFd::IrqFd(WorkQueue& pool, std::function<void()> inject,
 IrqFd::~IrqFd() { deassign(); }
 
 Status IrqFd::assign(EventFd& event) {
-  const JiffyCall call;
   if (active()) {
     return Status::error("the irqfd is assigned to an eventfd already: deassign() it first");
   }
-  const bool busy = event.queue().with_lock([&] {
+  const bool busy = [&] {
+    const JiffyCall call;
+    return attach(event);
+  }();
+  if (busy) {
+    return Status::error("busy: the eventfd has an irqfd already, and can have only one");
+  }
+  return Status();
+}
+
+bool IrqFd::attach(EventFd& event) {
+  return event.queue().with_lock([&] {
     if (std::exchange(event.claimed_by_irqfd, true)) return true;
     event_.store(&event, std::memory_order_relaxed);
     event.queue().add(entry_);
@@ -36,10 +46,6 @@ Status IrqFd::assign(EventFd& event) {
     if (event.read_locked() != 0) signalled();
     return false;
   });
-  if (busy) {
-    return Status::error("busy: the eventfd has an irqfd already, and can have only one");
-  }
-  return Status();
 }
 
 void IrqFd::deassign() {

@@ -295,9 +295,8 @@ bool create_worker(WorkerPool& pool) {
 }
 
 Worker* current_worker() {
-  Cpu* cpu = this_cpu();
-  if (cpu == nullptr || in_interrupt()) return nullptr;
-  Fiber* fiber = cpu->current;
+  Fiber* fiber = current_fiber();
+  if (fiber == nullptr || in_interrupt()) return nullptr;
   return fiber->sleep_hook == sleep_hook ? static_cast<Worker*>(fiber->sleep_hook_arg) : nullptr;
 }
 

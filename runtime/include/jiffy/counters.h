@@ -49,6 +49,7 @@ enum class Counter : std::uint8_t {
   kIrqfdInjectionsWork,
   kHrtickFired,
   kDelayedDequeues,
+  kSoftLockups,
   kCount,  // Not a counter.
 };
 

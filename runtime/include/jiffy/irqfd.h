@@ -56,6 +56,7 @@ class IrqFd {
     IrqFd* owner = nullptr;
   };
   static int on_event(WaitEntry& entry, uint64_t key);
+  bool attach(EventFd& event);  // true: it is taken
   void signalled();
   void injected(bool atomic);
 

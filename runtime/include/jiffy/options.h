@@ -91,6 +91,14 @@ struct SchedFeatures {
   bool promote_lazy = true;          // the tick turns a lazy request into a hard one
 };
 
+// A fiber that did not give up its Cpu, nor could be made to, for Options::soft_lockup.
+struct SoftLockup {
+  const char* fiber;  // its name
+  uint64_t id;
+  int cpu;
+  std::chrono::nanoseconds stuck;
+};
+
 struct Options {
   // Fibers that can be preempted anywhere.
   static Options preemptible() {
@@ -116,6 +124,11 @@ struct Options {
   size_t trace_records = 0;    // records a Cpu; 0: no trace
   int spin_us = -1;            // how long an idle Cpu polls before it parks; -1: measured
   bool force_mprotect_guards = false;  // as on kernels without MADV_GUARD_INSTALL
+  // How long one fiber may keep a Cpu from others before it is named with its stack, once, on stderr; 0
+  // switches the watchdog off. Counted while others wait; time in which the thread did not run is not.
+  std::chrono::nanoseconds soft_lockup = std::chrono::seconds(2);
+  // Called instead. In a signal handler: async-signal-safe code only.
+  void (*on_soft_lockup)(const SoftLockup& lockup) = nullptr;
   SchedFeatures features{};
   std::shared_ptr<Machine> machine{};  // null: the host; make_sim_machine(): virtual time
   // Called once in each Cpu's thread, before its first fiber and after its last. Host only.

@@ -231,9 +231,9 @@ void HostMachine::unpark(Cpu& cpu) {
 }
 
 void HostMachine::consume(int64_t ns) {
-  const Cpu* cpu = this_cpu();
-  const int64_t end = (cpu != nullptr ? cpu->now() : monotonic_ns()) + ns;
-  while ((cpu != nullptr ? cpu->now() : monotonic_ns()) < end) cpu_relax();
+  // Not by the Cpu's clock, which is its owner's: a preemptible fiber may change Cpus here.
+  const int64_t end = monotonic_ns() + ns;
+  while (monotonic_ns() < end) cpu_relax();
 }
 
 namespace {

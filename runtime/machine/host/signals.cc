@@ -80,6 +80,7 @@ void on_timer_signal(int signal, siginfo_t* info, void* context) {
     const auto vector = static_cast<uint64_t>(info->si_value.sival_int);
     // Release: partner is the acquire in Cpu::service_interrupts().
     cpu->pending.fetch_or(uint64_t{1} << vector, std::memory_order_release);
+    cpu->hooks->watchdog(*cpu);
     if (const SignalSlot* slot = slot_of(__builtin_frame_address(0))) {
       take_interrupts(*slot, *static_cast<ucontext_t*>(context));
     }
