@@ -133,6 +133,7 @@ class alignas(128) Cpu {
   alignas(64) Fiber idle;  // the thread's own stack
   TimerBase timers;
   IdleWaiter* waiter = nullptr;                // I while it runs
+  void* signal_slot = nullptr;                 // I: of machine/host/signals.h
   void* thread_tcb = nullptr;                  // I: the control block of the Cpu's thread
   bool pass_over = false;                      // P: irq_exit to preempt_irq
   Machine* machine = nullptr;                  // I

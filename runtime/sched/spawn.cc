@@ -134,7 +134,7 @@ Status take_unit(RuntimeState& state, size_t size, bool with_tcb, Fiber** out) {
     }
     unit = take_free_unit(state, *pool);
   }
-  if (with_tcb && unit->context.tcb == nullptr) {
+  if (with_tcb && unit->context.tcb == nullptr && state.options.preempt_checks.own_tls) {
     if (Status status = equip(*unit); !status.ok()) {
       give_back_unit(state, *unit);
       return status;

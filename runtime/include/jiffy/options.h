@@ -91,6 +91,19 @@ struct SchedFeatures {
   bool promote_lazy = true;          // the tick turns a lazy request into a hard one
 };
 
+// What asynchronous preemption stands on, each piece to be switched off in a test or a lecture that shows
+// what it is for: without any one of them programs crash, hang or compute nonsense.
+// docs/preemption.md says how.
+struct PreemptChecks {
+  bool own_tls = true;        // a thread control block a fiber
+  bool alternate_stack = true;  // handlers run on a stack of the Cpu, not of the fiber
+  bool stack_room = true;     // the injected call fits below the interrupted function
+  bool signal_mask = true;    // the application's own handlers are not preempted
+  bool stack_pointer = true;  // nor is code that runs on a stack of its own
+  bool count = true;          // nor is the runtime while one of its counts forbids it
+  bool futex_rule = true;     // who waits for a lock lets its holder run, whatever their classes
+};
+
 // A fiber that did not give up its Cpu, nor could be made to, for Options::soft_lockup.
 struct SoftLockup {
   const char* fiber;  // its name
@@ -130,6 +143,7 @@ struct Options {
   // Called instead. In a signal handler: async-signal-safe code only.
   void (*on_soft_lockup)(const SoftLockup& lockup) = nullptr;
   SchedFeatures features{};
+  PreemptChecks preempt_checks{};
   std::shared_ptr<Machine> machine{};  // null: the host; make_sim_machine(): virtual time
   // Called once in each Cpu's thread, before its first fiber and after its last. Host only.
   std::function<void(int cpu)> on_cpu_start{}, on_cpu_stop{};

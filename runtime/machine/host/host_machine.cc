@@ -58,7 +58,10 @@ Status HostMachine::choose_cpus(const Options& options, int* count) {
 }
 
 Status HostMachine::start(const Options& options, Cpu* const* cpus, int count) {
-  if (Status status = acquire_signals(); !status.ok()) return status;
+  if (Status status = acquire_signals(options.preempt_checks.alternate_stack); !status.ok()) {
+    return status;
+  }
+  options_ = &options;
   use_signals_ = options.delivery == Delivery::kSignals;
   tick_period_ = 1'000'000'000 / options.hz;
   on_cpu_start_ = options.on_cpu_start;
@@ -144,7 +147,7 @@ Status HostMachine::enter(Thread& thread) {
   if (thread.host_cpu >= 0) {
     if (Status status = pin_this_thread(thread.host_cpu); !status.ok()) return status;
   }
-  if (Status status = enter_signal_slot(*thread.cpu, use_signals_, &thread.slot); !status.ok()) return status;
+  if (Status status = enter_signal_slot(*thread.cpu, *options_, &thread.slot); !status.ok()) return status;
   if (Status status = create_timer(thread, kTickVector, &thread.tick); !status.ok()) return status;
   if (Status status = create_timer(thread, kTimerVector, &thread.oneshot); !status.ok()) {
     timer_delete(thread.tick);

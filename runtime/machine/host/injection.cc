@@ -175,14 +175,16 @@ size_t injection_room() {
   return kRedZone + 8 + kPushed + jiffy_xsave_size + 64 + kSchedule;
 }
 
-bool can_inject(const Cpu& cpu, const ucontext_t& context, uint64_t base_mask) {
-  const Fiber& fiber = *cpu.current;
+bool can_inject(const Fiber& fiber, const ucontext_t& context, uint64_t base_mask,
+                const PreemptChecks& checks) {
   if (!fiber.preemptible) return false;
   const auto pc = static_cast<uintptr_t>(context.uc_mcontext.gregs[REG_RIP]);
   const auto sp = static_cast<uintptr_t>(context.uc_mcontext.gregs[REG_RSP]);
   const auto bottom = reinterpret_cast<uintptr_t>(fiber.context.stack_bottom);
-  if (sp < bottom + injection_room() || sp > bottom + fiber.context.stack_size) return false;
-  if (mask_of(context) != base_mask) return false;
+  const bool on_stack = sp >= bottom && sp <= bottom + fiber.context.stack_size;
+  if (checks.stack_pointer && !on_stack) return false;
+  if (checks.stack_room && on_stack && sp - bottom < injection_room()) return false;
+  if (checks.signal_mask && mask_of(context) != base_mask) return false;
   return pc < reinterpret_cast<uintptr_t>(jiffy_injected_call) ||
          pc >= reinterpret_cast<uintptr_t>(jiffy_injected_call_end);
 }

@@ -11,16 +11,18 @@
 
 namespace jiffy {
 
-class Cpu;
+struct Fiber;
+struct PreemptChecks;
 
 // Room that an injected call needs on the fiber's stack: the processor's extended state, and what
 // schedule() uses.
 size_t injection_room();
 
-// Whether the interrupted context may be left for another fiber: it runs on the stack of `cpu`'s current
-// fiber, which is preemptible and has room; it is not a signal handler of the application (whose
-// mask is not `base_mask`); and it is not in the injected call itself.
-bool can_inject(const Cpu& cpu, const ucontext_t& context, uint64_t base_mask);
+// Whether the interrupted context may be left for another fiber: it runs on the stack of `fiber`, which
+// is preemptible, and has room there; it is not a signal handler of the application (whose mask is not
+// `base_mask`); and it is not in the injected call itself.
+bool can_inject(const Fiber& fiber, const ucontext_t& context, uint64_t base_mask,
+                const PreemptChecks& checks);
 
 // Whether it waits for a lock: in a futex call, which the kernel is about to repeat, or between two calls
 // of sched_yield().

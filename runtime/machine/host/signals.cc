@@ -21,6 +21,7 @@ constexpr size_t kSlots = 1024;
 struct Registration {
   std::mutex mutex;
   int users = 0;            // under mutex
+  bool alternate_stack = true;  // I while users > 0
   char* arena = nullptr;    // I while users > 0
   bool taken[kSlots] = {};  // under mutex
   struct sigaction old_tick = {}, old_resched = {}, old_segv = {}, old_bus = {};
@@ -32,8 +33,15 @@ Registration& registration() {
   return instance;
 }
 
+// Where handlers run on the stack of whoever they interrupt.
+SignalSlot* slot_of_this_cpu() {
+  const Cpu* cpu = this_cpu();
+  return cpu == nullptr ? nullptr : static_cast<SignalSlot*>(cpu->signal_slot);
+}
+
 // The slot of the thread that this handler runs on, or null on a foreign thread.
 SignalSlot* slot_of(const void* stack_address) {
+  if (!registration().alternate_stack) return slot_of_this_cpu();
   char* arena = registration().arena;
   const auto offset =
       reinterpret_cast<uintptr_t>(stack_address) - reinterpret_cast<uintptr_t>(arena);
@@ -56,10 +64,13 @@ void chain(const struct sigaction& old, int signal, siginfo_t* info, void* conte
 // Else the bits stay: the end of what forbids it looks at them.
 void take_interrupts(const SignalSlot& slot, ucontext_t& context) {
   Cpu& cpu = *slot.cpu;
-  if (!slot.delivers || preempt_count() != 0 || this_cpu() != &cpu) return;
+  const PreemptChecks& checks = slot.options->preempt_checks;
+  if (slot.options->delivery != Delivery::kSignals || this_cpu() != &cpu) return;
+  if (checks.count && preempt_count() != 0) return;
   cpu.service_interrupts();
-  const bool injectable = can_inject(cpu, context, slot.base_mask);
-  if (!injectable || !cpu.hooks->irq_exit(cpu, waits_for_lock(context))) return;
+  if (!can_inject(*cpu.current, context, slot.base_mask, checks)) return;
+  const bool waits = checks.futex_rule && waits_for_lock(context);
+  if (!cpu.hooks->irq_exit(cpu, waits)) return;
   preempt_disable();
   inject(context);
 }
@@ -143,7 +154,8 @@ bool install(int signal, void (*handler)(int, siginfo_t*, void*), int flags,
              struct sigaction* old) {
   struct sigaction action = {};
   action.sa_sigaction = handler;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK | flags;
+  action.sa_flags = SA_SIGINFO | flags;
+  if (registration().alternate_stack) action.sa_flags |= SA_ONSTACK;
   sigemptyset(&action.sa_mask);
   sigaddset(&action.sa_mask, tick_signal());
   sigaddset(&action.sa_mask, kReschedSignal);
@@ -163,7 +175,7 @@ void restore(int signal, void (*ours)(int, siginfo_t*, void*), const struct siga
 
 int tick_signal() { return SIGRTMIN + 5; }
 
-Status acquire_signals() {
+Status acquire_signals(bool alternate_stack) {
   Registration& r = registration();
   const std::lock_guard<std::mutex> lock(r.mutex);
   if (r.users++ > 0) return Status();
@@ -175,6 +187,7 @@ Status acquire_signals() {
                          std::strerror(errno) + ". Look at ulimit -v.");
   }
   r.arena = static_cast<char*>(arena);
+  r.alternate_stack = alternate_stack;
   if (!install(tick_signal(), on_timer_signal, SA_RESTART, &r.old_tick) ||
       !install(kReschedSignal, on_resched_signal, SA_RESTART, &r.old_resched) ||
       !install(SIGSEGV, on_fault, 0, &r.old_segv) || !install(SIGBUS, on_fault, 0, &r.old_bus)) {
@@ -196,7 +209,7 @@ void release_signals() {
   r.arena = nullptr;
 }
 
-Status enter_signal_slot(Cpu& cpu, bool delivers, SignalSlot** out) {
+Status enter_signal_slot(Cpu& cpu, const Options& options, SignalSlot** out) {
   Registration& r = registration();
   SignalSlot* slot = nullptr;
   {
@@ -211,7 +224,8 @@ Status enter_signal_slot(Cpu& cpu, bool delivers, SignalSlot** out) {
     return Status::error("more than 1024 Cpus in one process: use fewer Cpus or fewer runtimes");
   }
   slot->cpu = &cpu;
-  slot->delivers = delivers;
+  slot->options = &options;
+  cpu.signal_slot = slot;
   (void)injection_room();  // measures it, outside a handler
   stack_t stack = {};
   stack.ss_sp = slot->stack();

@@ -3,6 +3,7 @@
 // the last runtime to stop restores the handlers that it found.
 #pragma once
 
+#include <jiffy/options.h>
 #include <jiffy/status.h>
 
 #include <csignal>
@@ -22,7 +23,7 @@ struct SignalSlot {
 
   Cpu* cpu;            // I while the slot is taken
   stack_t saved;       // the thread's alternate stack before
-  bool delivers;       // I: interrupts are taken in the handler, not at the next safe point
+  const Options* options;  // I
   uint64_t base_mask;  // I: the signal mask of the Cpu's thread
 
   char* stack() { return reinterpret_cast<char*>(this) + 4096; }
@@ -35,12 +36,13 @@ int tick_signal();
 inline constexpr int kReschedSignal = SIGURG;
 
 // Installs the handlers, or counts one more user of them. Any thread.
-Status acquire_signals();
+// `alternate_stack`: false only to show what it is for.
+Status acquire_signals(bool alternate_stack = true);
 void release_signals();
 
 // By a Cpu's own thread: takes a slot, makes it the thread's alternate stack, and unblocks the
 // signals; and back.
-Status enter_signal_slot(Cpu& cpu, bool delivers, SignalSlot** slot);
+Status enter_signal_slot(Cpu& cpu, const Options& options, SignalSlot** slot);
 void leave_signal_slot(SignalSlot* slot);
 
 }  // namespace jiffy
