@@ -16,6 +16,8 @@
 #include <mutex>
 #include <thread>
 
+#include "cpu/this_cpu.h"
+#include "fiber/fiber.h"
 #include "fiber/tcb.h"
 #include "support/hostile.h"
 

@@ -148,8 +148,8 @@ TEST_P(Preempt, HostileWorkloadsSurviveAnIpiStormWithStealing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, Preempt, testing::Values(Policy::kNormal, Policy::kFifo),
-                         [](const testing::TestParamInfo<Policy>& info) {
-                           return info.param == Policy::kFifo ? "Fifo" : "Fair";
+                         [](const testing::TestParamInfo<Policy>& test) {
+                           return test.param == Policy::kFifo ? "Fifo" : "Fair";
                          });
 
 }  // namespace

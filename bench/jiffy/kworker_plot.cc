@@ -1,4 +1,6 @@
 // `jiffy kworker --plot FILE`: the table as a picture, drawn by gnuplot.
+#include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
@@ -41,7 +43,7 @@ std::string data_block(const KworkerReport& report) {
 std::string plot_script(const KworkerReport& report, const std::string& file) {
   const char* terminal =
       ending_of(file) == "svg" ? "svg size 900,700 background 'white'" : "pngcairo size 900,700";
-  return format("set terminal %s\nset output %s\n", terminal, quoted(file).c_str()) +
+  return std::string("set terminal ") + terminal + "\nset output " + quoted(file) + "\n" +
          data_block(report) +
          "set multiplot layout 2,1\n"
          "unset key\nset style fill solid 0.7\nset boxwidth 0.7\nset grid ytics\n"
@@ -67,6 +69,11 @@ std::string plot_problem(const std::string& file) {
 bool gnuplot_missing() { return std::system("command -v gnuplot >/dev/null 2>&1") != 0; }
 
 Status write_plot(const KworkerReport& report, const std::string& file) {
+  const auto measured = [](const Cell& cell) { return !cell.runs.empty(); };
+  if (std::none_of(report.cells.begin(), report.cells.end(), measured)) {
+    return Status::error("no cell was measured to its end, so that there is nothing to draw");
+  }
+  std::signal(SIGPIPE, SIG_IGN);  // a gnuplot that dies at once is told by its status
   std::FILE* gnuplot = popen("gnuplot", "we");
   if (gnuplot == nullptr) return Status::error("cannot start gnuplot");
   const std::string script = plot_script(report, file);

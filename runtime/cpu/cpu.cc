@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <utility>
 
@@ -143,7 +145,20 @@ void TimerBase::update_next() {
 
 bool TimerBase::empty() const { return next_expiry() == kNever; }
 
+// The callback runs under the lock that both take.
+void TimerBase::check_not_in_callback() const {
+  if (this_cpu() != &cpu_ || !expiring_) [[likely]]
+    return;
+  std::fprintf(stderr,
+               "jiffy: a timer's callback on Cpu %d starts or cancels a timer, or queues or cancels "
+               "delayed work. Rule: it may signal, wake and queue work; a periodic timer goes on by "
+               "itself.\n",
+               cpu_.id);
+  std::abort();
+}
+
 void TimerBase::arm(TimerNode& timer, int64_t expiry) {
+  check_not_in_callback();
   lock_.lock();
   timer.expiry = expiry;
   timers_.insert(&timer);
@@ -163,6 +178,7 @@ bool TimerBase::cancel(TimerNode& timer) {
   bool armed = false;
   // Acquire: partner is the release in arm() and expire().
   while (TimerBase* base = timer.base.load(std::memory_order_acquire)) {
+    base->check_not_in_callback();
     base->lock_.lock();
     if (timer.base.load(std::memory_order_relaxed) != base) {
       base->lock_.unlock();
@@ -183,6 +199,7 @@ int TimerBase::expire(int64_t now) {
   if (next_expiry() > now) return 0;
   int fired = 0;
   lock_.lock();
+  expiring_ = true;
   while (TimerNode* timer = timers_.first()) {
     if (timer->expiry > now) break;
     timers_.erase(timer);
@@ -197,6 +214,7 @@ int TimerBase::expire(int64_t now) {
       timer->base.store(nullptr, std::memory_order_release);
     }
   }
+  expiring_ = false;
   update_next();
   lock_.unlock();
   return fired;

@@ -41,6 +41,28 @@ class TimerBase {
   // Any context. After it returns the callback is not running and will not. True if it was armed.
   static bool cancel(TimerNode& timer);
 
+  // Disarms all timers for which pred(timer) holds, without calling them. Preemption off.
+  template <class Pred>
+  void disarm_if(Pred pred) {
+    Treap<TimerNode, TimerTraits> others;
+    lock_.lock();
+    while (TimerNode* timer = timers_.first()) {
+      timers_.erase(timer);
+      if (!pred(*timer)) {
+        others.insert(timer);
+        continue;
+      }
+      // Release: partner is the acquire in cancel().
+      timer->base.store(nullptr, std::memory_order_release);
+    }
+    while (TimerNode* timer = others.first()) {
+      others.erase(timer);
+      timers_.insert(timer);
+    }
+    update_next();
+    lock_.unlock();
+  }
+
   // By the owner, in interrupt context or idle: runs what has expired; returns how many.
   int expire(int64_t now);
 
@@ -50,8 +72,10 @@ class TimerBase {
 
  private:
   void update_next();
+  void check_not_in_callback() const;
 
   Cpu& cpu_;
+  bool expiring_ = false;  // by the owner, read by the owner
   RawSpinLock lock_;
   Treap<TimerNode, TimerTraits> timers_;  // under lock_
   // Written under lock_; read without it. No partner: a stale value delays nothing, since whoever

@@ -42,16 +42,16 @@ void on_drain_interrupt(Cpu& cpu, void*) {
 }
 
 int64_t live_fibers(const RuntimeState& state) {
-  const auto live = [](const auto& get) {
-    return static_cast<int64_t>(get(Counter::kSpawns)) - static_cast<int64_t>(get(Counter::kExits));
+  const auto sum_of = [&state](Counter c) {
+    // Those of earlier lives of this runtime have ended, but on Cpus that are no more.
+    uint64_t sum = state.foreign_counters.get(c) - state.foreign_before.at(c);
+    for (const auto& unit : state.units) sum += unit->cpu.counters.get(c);
+    return static_cast<int64_t>(sum);
   };
-  // Those of earlier lives of this runtime have ended, but on Cpus that are no more.
-  int64_t sum = -live([&](Counter c) { return state.foreign_before.at(c); });
-  sum += live([&](Counter c) { return state.foreign_counters.get(c); });
-  for (const auto& unit : state.units) {
-    sum += live([&](Counter c) { return unit->cpu.counters.get(c); });
-  }
-  return sum;
+  // In this order: a fiber whose exit is in the first sum has its spawn in the second.
+  const int64_t exits = sum_of(Counter::kExits);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return sum_of(Counter::kSpawns) - exits;
 }
 
 // The fibers that belong to the runtime itself and end later.
@@ -84,13 +84,13 @@ void wait_for_fibers(RuntimeState& state) {
     // In this order: a worker that is made meanwhile must not be counted among the second only.
     const int64_t services = service_fibers(state);
     const bool over = state.drain_acks == cpus && live_fibers(state) <= services;
-    if (over) state.drain_waiter = nullptr;
+    if (over) {
+      state.drain_waiter = nullptr;
+      waiter.cancel();
+    }
     state.drain_lock.unlock();
     preempt_enable();
-    if (over) {
-      waiter.cancel();
-      return;
-    }
+    if (over) return;
     if (!waiter.block(clock_now(state) + kReportNs)) report_stragglers(state);
   }
 }
@@ -141,12 +141,19 @@ void await_zero(const std::atomic<int>& count) {
 
 void take_down(RuntimeState& state) {
   state.offload.reset();
-  for (auto& unit : state.units) context_destroy(unit->cpu.idle.context);
+  for (auto& unit : state.units) {
+    preempt_disable();
+    unit->cpu.timers.disarm_if([](const TimerNode&) { return true; });
+    preempt_enable();
+    context_destroy(unit->cpu.idle.context);
+    give_back_caches(unit->cpu);
+  }
   state.units.clear();
   state.cpus.clear();
+  for (auto& pool : state.other_stacks) StackPool::retire(std::move(pool));
   state.other_stacks.clear();
-  state.tcb_stacks.reset();
-  state.stacks.reset();
+  if (state.tcb_stacks != nullptr) StackPool::retire(std::move(state.tcb_stacks));
+  if (state.stacks != nullptr) StackPool::retire(std::move(state.stacks));
   state.draining.store(false, std::memory_order_relaxed);
   state.stop_cpus.store(false, std::memory_order_relaxed);
 }
@@ -227,7 +234,8 @@ Status Runtime::start() {
   if (Status status = state.machine->choose_cpus(state.options, &count); !status.ok()) {
     return status;
   }
-  state.clock = state.machine->make_clock();
+  // Nobody corrects a clock for threads that are no Cpu: they read the system's.
+  state.clock = state.machine->simulated() ? state.machine->make_clock() : Clock::monotonic();
   state.foreign_before = state.foreign_counters.snapshot();
   Status status = make_stacks(state);
   if (status.ok()) status = make_cpus(state, count);

@@ -94,6 +94,15 @@ int StackPool::take(Fiber** out, int wanted) {
   return got;
 }
 
+void StackPool::retire(std::unique_ptr<StackPool> pool) {
+  StackPool* self = pool.release();
+  self->lock_.lock();
+  self->retired_ = true;
+  const bool last = self->in_use_ == 0;
+  self->lock_.unlock();
+  if (last) delete self;
+}
+
 void StackPool::release(Fiber** units, int count) {
   lock_.lock();
   for (int i = 0; i < count; ++i) {
@@ -101,7 +110,9 @@ void StackPool::release(Fiber** units, int count) {
     free_ = units[i];
   }
   in_use_ -= static_cast<size_t>(count);
+  const bool last = retired_ && in_use_ == 0;
   lock_.unlock();
+  if (last) delete this;
 }
 
 // The first guard ever made decides what kAuto is.

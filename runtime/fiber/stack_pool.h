@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "fiber/fiber.h"
 
@@ -46,6 +47,9 @@ class StackPool {
   // first; the pool destroys them.
   StackPool(size_t stack_size, GuardMethod guard, bool with_tcb = false);
   ~StackPool();
+  // Destroys the pool, now or when the last unit that somebody still holds comes back: a handle may
+  // outlive its runtime.
+  static void retire(std::unique_ptr<StackPool> pool);
   StackPool(const StackPool&) = delete;
   StackPool& operator=(const StackPool&) = delete;
 
@@ -96,6 +100,7 @@ class StackPool {
   RawSpinLock lock_;
   Fiber* free_ = nullptr;
   size_t in_use_ = 0;
+  bool retired_ = false;  // who brings the last unit back destroys it
 };
 
 // The highest amount of stack that the unit has ever used, in bytes, to the page: what is resident.

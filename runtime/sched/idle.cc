@@ -61,7 +61,12 @@ void idle_wait(Cpu& cpu, int64_t spin_ns) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!wanted(cpu) && !others_have_waiting(cpu)) {
       cpu.counters.add(Counter::kParks);
+      // Its deadlines are given to the system in the system's time.
+      if (cpu.clock.resync_due(cpu.now())) cpu.clock.resync();
       cpu.waiter->park(cpu, cpu.timers.next_expiry());
+      // Whoever was woken to pull is awake, and may have found something better to do: another one
+      // may be woken from now on.
+      state.balancer_waking.store(false, std::memory_order_relaxed);
     }
     state.parked_cpus.fetch_sub(1, std::memory_order_relaxed);
   }

@@ -83,6 +83,9 @@ struct RuntimeState {
   Fiber* init = nullptr;                 // I
   std::unique_ptr<OffloadPool> offload;  // I
   WorkState* work = nullptr;             // I: the worker pools; owned by the room work/
+  // The pools of a stopped runtime. Empty, but who holds a system work queue may still ask it, and is
+  // refused.
+  std::shared_ptr<WorkState> ended_work;
   CounterSnapshot foreign_before;        // I: foreign_counters at start(); they are never reset
 };
 

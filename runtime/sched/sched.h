@@ -60,6 +60,9 @@ inline void wake_for_stop(Waiter& waiter) {
 // What is wrong with them, naming the range.
 Status check_spawn_options(const RuntimeState& state, const SpawnOptions& options);
 
+// The Cpu has stopped: its cached stacks go back to their pools.
+void give_back_caches(Cpu& cpu);
+
 void fiber_set_attributes(Fiber& fiber, Policy policy, int nice, int priority, int64_t slice_ns);
 
 // Lifts a pinned fiber into the class of stoppers, above FIFO.

@@ -92,7 +92,7 @@ void finish_switch(Context* previous) {
   // not be touched after it.
   prev->on_stack.store(false, std::memory_order_release);
   cpu->rq->unlock_and_notify();
-  if (reap) detail::release(*prev);
+  if (reap) detail::release(*prev);  // its result was destroyed by itself
 }
 
 }  // namespace
@@ -347,6 +347,7 @@ void on_tick(Cpu& cpu, void*) { cpu.hooks->tick(cpu, cpu.now()); }
 
 void on_timer(Cpu& cpu, void*) {
   const int64_t now = cpu.now();
+  if (cpu.clock.resync_due(now)) cpu.clock.resync();
   cpu.oneshot_armed = kNever;
   if (cpu.hrtick_expiry.load(std::memory_order_relaxed) <= now) {
     cpu.hrtick_expiry.store(kNever, std::memory_order_relaxed);

@@ -73,13 +73,10 @@ void ksoftirqd_main(void* block) {
       continue;
     }
     // Only this Cpu raises its soft interrupts, and wakes this fiber after it did: with preemption
-    // off between the look and the announcement nothing is missed.
-    Waiter waiter;
-    preempt_disable();
-    const bool sleep = cpu.softirq_pending == 0 && !s.stopping.load(std::memory_order_relaxed);
-    if (sleep) waiter.prepare();
-    preempt_enable();
-    if (sleep) (void)waiter.block(kNever);
+    // off between the look and the announcement nothing is missed. The end comes under the lock.
+    sleep_unless(s.lock, [&] {
+      return cpu.softirq_pending != 0 || s.stopping.load(std::memory_order_relaxed);
+    });
   }
 }
 

@@ -265,6 +265,16 @@ Status check_spawn_options(const RuntimeState& state, const SpawnOptions& o) {
   return text[0] == '\0' ? Status() : Status::error(text);
 }
 
+void give_back_caches(Cpu& cpu) {
+  for (Cpu::StackCache& cache : cpu.stack_caches) {
+    while (Fiber* unit = cache.first) {
+      cache.first = unit->next_free;
+      unit->slab->pool->release(&unit, 1);
+    }
+    cache.size = 0;
+  }
+}
+
 namespace {
 
 Status check_preemptible(const RuntimeState& state) {
@@ -331,11 +341,12 @@ void spawn_start(Fiber& fiber, void (*invoke)(void* block), void (*destroy)(void
   fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
   const int64_t now = is_fair(fiber) ? clock_now(state) : 0;
   if (now != 0) rq.update_current(now);
+  // Before it can run and end: the shutdown compares spawns with exits.
+  count_event(state, local, Counter::kSpawns);
   rq.enqueue(fiber, RunQueue::kInitial, now);
   rq.wakeup_preempt(fiber, RunQueue::kInitial);
   const int running = rq.nr_running();
   rq.unlock_and_notify();
-  count_event(state, local, Counter::kSpawns);
   // One that waits alone will soon be reached by its spawner's own Cpu; more are worth a wakeup.
   if (running > 2) kick_balancer(state);
   preempt_enable();

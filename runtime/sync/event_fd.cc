@@ -12,9 +12,11 @@ namespace {
 constexpr uint32_t kInEventFdWake = 1u << 28;
 
 int wake_guarded(WaitQueue& queue, uint64_t key) {
-  preempt_count_add(kInEventFdWake);
+  // One bit, not a count: an entry may write to another eventfd.
+  const bool nested = (preempt_count() & kInEventFdWake) != 0;
+  if (!nested) preempt_count_add(kInEventFdWake);
   const int woken = queue.wake_locked(1, key);
-  preempt_count_sub(kInEventFdWake);
+  if (!nested) preempt_count_sub(kInEventFdWake);
   return woken;
 }
 

@@ -21,6 +21,7 @@ class HandoffWait : public WaitEntry {
 
   // Under the queue's lock, which the caller releases before block(), or by unlock_and_block().
   void enqueue(WaitQueue& queue) {
+    queue_ = &queue;
     queue.add(*this);
     waiter_.prepare();
   }
@@ -57,14 +58,15 @@ class HandoffWait : public WaitEntry {
     HandoffWait& self = static_cast<HandoffWait&>(entry);
     self.node.unlink();
     self.granted_ = true;
+    self.granter_ = self.queue_->ticket();
     (void)self.waiter_.wake();
     return 1;
   }
 
-  static WaitResult await_giver(WaitQueue& queue) {
+  WaitResult await_giver(WaitQueue& queue) {
     // Nothing but the grant wakes. Its giver holds the lock from before the grant, and lets go of
     // it last.
-    spin_until([&queue] { return !queue.is_locked(); });
+    spin_until([this, &queue] { return queue.has_left(granter_); });
     return WaitResult::kReady;
   }
 
@@ -100,12 +102,22 @@ class HandoffWait : public WaitEntry {
         return late ? WaitResult::kTimeout : WaitResult::kStopped;
       }
       waiter_.prepare();
+      // Announced, and then looked at again: partner is the fence in wake_for_stop().
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      if (until.stop.stop_requested()) {
+        waiter_.cancel();
+        queue.remove(*this);
+        queue.unlock();
+        return WaitResult::kStopped;
+      }
       queue.unlock();
     }
   }
 
   Waiter waiter_;
+  WaitQueue* queue_ = nullptr;
   bool granted_ = false;  // under the queue's lock
+  uint32_t granter_ = 0;  // under the queue's lock: the ticket of who granted
 };
 
 }  // namespace jiffy

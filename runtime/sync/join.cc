@@ -11,11 +11,15 @@
 namespace jiffy {
 
 void fiber_exit() {
+  Fiber* self = current_fiber();
+  RuntimeState& state = *self->state_of_runtime;
+  // Nobody will come for the result: it ends here, where its destructor may block.
+  self->join_queue.lock();
+  const bool nobody = self->detached;
+  self->join_queue.unlock();
+  if (nobody && self->destroy != nullptr) std::exchange(self->destroy, nullptr)(self->block);
   preempt_disable();
-  Cpu* cpu = this_cpu();
-  Fiber* self = cpu->current;
-  RuntimeState& state = *cpu->state;
-  cpu->counters.add(Counter::kExits);
+  this_cpu()->counters.add(Counter::kExits);
   self->join_queue.lock();
   self->done = true;
   self->reap_at_exit = self->detached;
@@ -54,6 +58,8 @@ WaitResult run_sim_until_done(Fiber& fiber, const Until& until) {
 }  // namespace
 
 WaitResult wait_done(Fiber& fiber, const Until& until) {
+  // Acquire: partner is the release in finish_switch(). Its runtime may have ended since.
+  if (!fiber.on_stack.load(std::memory_order_acquire)) return WaitResult::kReady;
   if (this_cpu() == nullptr && fiber.state_of_runtime->machine->simulated()) {
     return run_sim_until_done(fiber, until);
   }
@@ -77,7 +83,7 @@ void detach(Fiber& fiber) {
   const bool done = fiber.done;
   fiber.detached = true;
   fiber.join_queue.unlock();
-  if (!done) return;
+  if (!done) return;  // it may be no more
   spin_until([&fiber] { return !fiber.on_stack.load(std::memory_order_acquire); });
   release(fiber);
 }

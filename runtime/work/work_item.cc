@@ -11,18 +11,11 @@
 namespace jiffy {
 
 // Armed by who set the item pending, so by one at a time.
-struct DelayedTimer : TimerNode {
-  WorkQueueState* wq = nullptr;
-  PoolWorkQueue* pwq = nullptr;
-  WorkNode* item = nullptr;
-
-  // In interrupt context, under the base's lock.
-  static int64_t expired(TimerNode& node, int64_t) {
-    DelayedTimer& self = static_cast<DelayedTimer&>(node);
-    (void)insert_item(*self.wq, *self.pwq, *self.item);
-    return kNever;
-  }
-};
+int64_t DelayedTimer::expired(TimerNode& node, int64_t) {
+  DelayedTimer& self = static_cast<DelayedTimer&>(node);
+  (void)insert_item(*self.wq, *self.pwq, *self.item);
+  return kNever;
+}
 
 namespace {
 

@@ -124,4 +124,14 @@ bool insert_item(WorkQueueState& wq, PoolWorkQueue& pwq, WorkNode& item);
 // Where the caller's items go, preemption off.
 PoolWorkQueue& local_pwq(WorkQueueState& wq);
 
+// What a DelayedWork is pending by until its time. `expired` runs in interrupt context, under the
+// lock of the timer base.
+struct DelayedTimer : TimerNode {
+  WorkQueueState* wq = nullptr;
+  PoolWorkQueue* pwq = nullptr;
+  WorkNode* item = nullptr;
+
+  static int64_t expired(TimerNode& node, int64_t now);
+};
+
 }  // namespace jiffy

@@ -99,6 +99,7 @@ void WorkState::end_workers() {
 }
 
 Status create_work_state(RuntimeState& state) {
+  state.ended_work.reset();
   auto work = std::make_unique<WorkState>(state);
   const int cpus = static_cast<int>(state.cpus.size());
   for (int i = 0; i <= cpus; ++i) {
@@ -113,6 +114,22 @@ Status create_work_state(RuntimeState& state) {
   state.work->make_system_queues();
   return Status();
 }
+
+namespace {
+
+// Not counted as started, nor run: like an item that was queued after the end.
+void disarm_delayed(Cpu& cpu) {
+  const PreemptGuard guard;
+  cpu.timers.disarm_if([](TimerNode& timer) {
+    if (timer.fn != DelayedTimer::expired) return false;
+    // Release: partner is the acquire in queue(), by the next owner.
+    static_cast<DelayedTimer&>(timer).item->state.fetch_and(~WorkNode::kPending,
+                                                            std::memory_order_release);
+    return true;
+  });
+}
+
+}  // namespace
 
 void destroy_work_state(RuntimeState& state) {
   WorkState& work = *state.work;
@@ -132,8 +149,10 @@ void destroy_work_state(RuntimeState& state) {
   work.creation_wanted.release();
   join(*work.creator);
   work.end_workers();
+  // Timers of delayed work that was armed on a queue which is no more.
+  for (Cpu* cpu : state.cpus) disarm_delayed(*cpu);
+  state.ended_work.reset(&work);
   state.work = nullptr;
-  delete &work;
 }
 
 int64_t live_workers(const RuntimeState& state) {
@@ -142,7 +161,13 @@ int64_t live_workers(const RuntimeState& state) {
   return state.work->live.load(std::memory_order_acquire);
 }
 
-WorkQueue& system_percpu_wq(Runtime& runtime) { return *runtime.state().work->percpu_wq; }
-WorkQueue& system_dfl_wq(Runtime& runtime) { return *runtime.state().work->dfl_wq; }
+namespace {
+WorkState& work_of(RuntimeState& state) {
+  return state.work != nullptr ? *state.work : *state.ended_work;
+}
+}  // namespace
+
+WorkQueue& system_percpu_wq(Runtime& runtime) { return *work_of(runtime.state()).percpu_wq; }
+WorkQueue& system_dfl_wq(Runtime& runtime) { return *work_of(runtime.state()).dfl_wq; }
 
 }  // namespace jiffy

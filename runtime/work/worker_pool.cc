@@ -184,8 +184,9 @@ void worker_main(void* block) {
       set_running(self, false);
       break;
     }
-    enter_idle(self);
+    // A dying one is on no list any more: its stack, and this record on it, are soon another's.
     if (pool.dying) break;
+    enter_idle(self);
     Waiter waiter;
     waiter.prepare();
     pool.lock.unlock();

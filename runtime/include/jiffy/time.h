@@ -28,7 +28,7 @@ template <class Rep, class Period>
 constexpr std::chrono::nanoseconds to_nanoseconds(std::chrono::duration<Rep, Period> d) {
   using std::chrono::nanoseconds;
   using Seconds = std::chrono::duration<double>;
-  if (Seconds(d) >= Seconds(nanoseconds::max())) return nanoseconds::max();
+  if (!(Seconds(d) < Seconds(nanoseconds::max()))) return nanoseconds::max();  // no number, too
   if (Seconds(d) <= Seconds(nanoseconds::min())) return nanoseconds::min();
   return std::chrono::ceil<nanoseconds>(d);
 }
@@ -63,8 +63,9 @@ struct Until {
 
 // Fibers and plain threads; a fiber lets others run. kReady never comes from a sleep.
 WaitResult sleep_until(const Until& until);
-inline WaitResult sleep_for(std::chrono::nanoseconds duration, std::stop_token stop = {}) {
-  return sleep_until(Until(after(duration), std::move(stop)));
+template <class Rep, class Period>
+WaitResult sleep_for(std::chrono::duration<Rep, Period> duration, std::stop_token stop = {}) {
+  return sleep_until(Until(after(to_nanoseconds(duration)), std::move(stop)));
 }
 
 }  // namespace jiffy

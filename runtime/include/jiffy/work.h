@@ -172,7 +172,8 @@ struct WorkQueueOptions {
 // Used between start() and stop() of its runtime; stop() drains it, after which it refuses items.
 // So plain threads may call queue() and queue_on() also while stop() runs, and after it. queue()
 // and the like, cancel(), disable() and enable() work in any context and do not block or allocate;
-// they take the lock of a pool, and where they have to wake a worker that of a run queue. So they
+// they take the lock of a pool, and where they have to wake a worker that of a run queue (those of
+// delayed work take a timer base's too, so a timer's callback must not call them). So they
 // may be called under the lock of a WaitQueue, by its wake functions. All others block: fibers and
 // plain threads only, and never from a callback of the item or of the queue that is waited for,
 // which would wait for itself (this aborts).
@@ -239,7 +240,8 @@ class WorkQueue {
 };
 
 // The queues that each running runtime has: per-Cpu (the kernel's system_percpu_wq), and unbound
-// (system_dfl_wq). Shared by all, so nobody flushes or drains them.
+// (system_dfl_wq). Shared by all, so nobody flushes or drains them. After stop() they refuse what is
+// queued; they end at the next start(), or with the runtime.
 WorkQueue& system_percpu_wq(Runtime& runtime);
 WorkQueue& system_dfl_wq(Runtime& runtime);
 

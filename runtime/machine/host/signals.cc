@@ -231,6 +231,9 @@ Status enter_signal_slot(Cpu& cpu, const Options& options, SignalSlot** out) {
   stack.ss_sp = slot->stack();
   stack.ss_size = SignalSlot::kStackSize;
   if (sigaltstack(&stack, &slot->saved) != 0) {
+    const std::lock_guard<std::mutex> lock(r.mutex);
+    r.taken[static_cast<size_t>(reinterpret_cast<char*>(slot) - r.arena) / SignalSlot::kSize] =
+        false;
     return Status::error(std::string("sigaltstack failed: ") + std::strerror(errno));
   }
   sigset_t set;

@@ -34,7 +34,7 @@ void spin_until(Condition condition) {
 //
 // Ordering: lock() is an acquire that pairs with the release in unlock().
 // Lifetime: unlock() touches the lock for the last time with its store, so whoever was granted
-// something under it, and then sees it free (is_locked() == false), may destroy it.
+// something under it, and then sees that the granter has left, may destroy it.
 class RawSpinLock {
  public:
   RawSpinLock() = default;
@@ -61,7 +61,12 @@ class RawSpinLock {
   }
 
   // For a waiter that was granted its wish under the lock, to know that the granter is done with
-  // the object: it has seen the granter's ticket taken, so equality means that it has been served.
+  // the object: the granter leaves it the number of its ticket, and is gone once that is not served
+  // any more.
+  uint32_t ticket() const { return serving_.load(std::memory_order_relaxed); }  // by the holder
+  bool has_left(uint32_t ticket) const { return !is_served(ticket); }
+
+  // Whether somebody holds or awaits it.
   bool is_locked() const {
     const uint32_t next = next_.load(std::memory_order_relaxed);
     return !is_served(next);
