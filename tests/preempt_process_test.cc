@@ -1,5 +1,5 @@
-// What asynchronous preemption stands on: with each piece the program lives, without it the fault that it
-// is for appears. Each in a child process, which may crash or hang.
+// What asynchronous preemption stands on: with each piece the program lives, without it the fault
+// that it is for appears. Each in a child process, which may crash or hang.
 #include <gtest/gtest.h>
 #include <jiffy/runtime.h>
 #include <jiffy/semaphore.h>
@@ -154,8 +154,7 @@ bool two_deep_fibers(const PreemptChecks& checks, size_t left) {
   Runtime rt(options);
   if (!rt.start().ok()) return false;
   const auto body = [left] {
-    const char* bottom =
-        static_cast<const char*>(current_fiber()->context.stack_bottom);
+    const char* bottom = static_cast<const char*>(current_fiber()->context.stack_bottom);
     return linger_deep(bottom, left) > 0;
   };
   auto a = rt.spawn(body), b = rt.spawn(body);
@@ -165,7 +164,8 @@ bool two_deep_fibers(const PreemptChecks& checks, size_t left) {
 TEST_F(PreemptChecksTest, WithoutTheRoomCheckAnInjectedCallOverflowsTheStack) {
   constexpr size_t kTooLittle = 2500;
   EXPECT_EQ(fate_of([] { return two_deep_fibers({}, kTooLittle); }), Fate::kLived);
-  EXPECT_EQ(fate_of([] { return two_deep_fibers({.stack_room = false}, kTooLittle); }), Fate::kDied);
+  EXPECT_EQ(fate_of([] { return two_deep_fibers({.stack_room = false}, kTooLittle); }),
+            Fate::kDied);
 }
 
 TEST_F(PreemptChecksTest, WithoutTheAlternateStackAHandlerOverflowsTheFibersStack) {
@@ -183,8 +183,8 @@ bool own_stack(const PreemptChecks& checks) {
   Runtime rt(options_with(checks));
   if (!rt.start().ok()) return false;
   const auto body = [] {
-    char* memory = static_cast<char*>(mmap(nullptr, kSize + kPage, PROT_READ | PROT_WRITE,
-                                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    char* memory = static_cast<char*>(
+        mmap(nullptr, kSize + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     mprotect(memory, kPage, PROT_NONE);
     const ctx::fcontext_t context =
         ctx::make_fcontext(memory + kPage + kSize, kSize, [](ctx::transfer_t back) {

@@ -1,5 +1,5 @@
-// Fibers that are preempted at any instruction, ten thousand times a second, in code that belongs to
-// threads: nothing of it breaks, and everybody goes on.
+// Fibers that are preempted at any instruction, ten thousand times a second, in code that belongs
+// to threads: nothing of it breaks, and everybody goes on.
 #include <gtest/gtest.h>
 #include <jiffy/runtime.h>
 #include <jiffy/time.h>
@@ -34,12 +34,13 @@ class Preempt : public testing::TestWithParam<Policy> {
 // A thread that interrupts each Cpu some thousand times a second.
 class IpiStorm {
  public:
-  explicit IpiStorm(Runtime& rt) : thread_([this, &rt] {
-    while (!stop_.load(std::memory_order_relaxed)) {
-      for (Cpu* cpu : rt.state().cpus) cpu->raise(kRescheduleVector);
-      std::this_thread::sleep_for(std::chrono::microseconds(150));
-    }
-  }) {}
+  explicit IpiStorm(Runtime& rt)
+      : thread_([this, &rt] {
+          while (!stop_.load(std::memory_order_relaxed)) {
+            for (Cpu* cpu : rt.state().cpus) cpu->raise(kRescheduleVector);
+            std::this_thread::sleep_for(std::chrono::microseconds(150));
+          }
+        }) {}
   ~IpiStorm() {
     stop_ = true;
     thread_.join();
@@ -50,9 +51,9 @@ class IpiStorm {
   std::thread thread_;
 };
 
-// A fiber above all others that makes one of them after the other a FIFO fiber for some time, and none
-// for as long: each is stopped and resumed in the middle of what it does, above fair fibers whose locks
-// it may want.
+// A fiber above all others that makes one of them after the other a FIFO fiber for some time, and
+// none for as long: each is stopped and resumed in the middle of what it does, above fair fibers
+// whose locks it may want.
 class Shuffler {
  public:
   Shuffler(Runtime& rt, const std::vector<JoinHandle<void>>& fibers) {

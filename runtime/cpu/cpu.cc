@@ -149,11 +149,12 @@ bool TimerBase::empty() const { return next_expiry() == kNever; }
 void TimerBase::check_not_in_callback() const {
   if (this_cpu() != &cpu_ || !expiring_) [[likely]]
     return;
-  std::fprintf(stderr,
-               "jiffy: a timer's callback on Cpu %d starts or cancels a timer, or queues or cancels "
-               "delayed work. Rule: it may signal, wake and queue work; a periodic timer goes on by "
-               "itself.\n",
-               cpu_.id);
+  std::fprintf(
+      stderr,
+      "jiffy: a timer's callback on Cpu %d starts or cancels a timer, or queues or cancels "
+      "delayed work. Rule: it may signal, wake and queue work; a periodic timer goes on by "
+      "itself.\n",
+      cpu_.id);
   std::abort();
 }
 

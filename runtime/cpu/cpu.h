@@ -67,8 +67,8 @@ struct CpuHooks {
   // Returns whether it did.
   // `interrupted`: it is the return from an interrupt that was taken there.
   bool (*preempt_point)(bool interrupted);
-  // After interrupts were taken in the middle of a fiber's code: whether to switch there. `waits`: the
-  // fiber waits for a lock that another one holds, which must then run, whatever its class.
+  // After interrupts were taken in the middle of a fiber's code: whether to switch there. `waits`:
+  // the fiber waits for a lock that another one holds, which must then run, whatever its class.
   bool (*irq_exit)(Cpu& cpu, bool waits);
   // What the interrupted fiber then does. Preemption is off, once, and stays so.
   void (*preempt_irq)();
@@ -132,14 +132,14 @@ class alignas(128) Cpu {
 
   alignas(64) Fiber idle;  // the thread's own stack
   TimerBase timers;
-  IdleWaiter* waiter = nullptr;                // I while it runs
-  void* signal_slot = nullptr;                 // I: of machine/host/signals.h
-  void* thread_tcb = nullptr;                  // I: the control block of the Cpu's thread
-  bool pass_over = false;                      // P: irq_exit to preempt_irq
-  Machine* machine = nullptr;                  // I
-  void* machine_data = nullptr;                // I: the machine's record of this Cpu
-  Fiber* ksoftirqd = nullptr;                  // I
-  Fiber* stopper = nullptr;                    // I
+  IdleWaiter* waiter = nullptr;  // I while it runs
+  void* signal_slot = nullptr;   // I: of machine/host/signals.h
+  void* thread_tcb = nullptr;    // I: the control block of the Cpu's thread
+  bool pass_over = false;        // P: irq_exit to preempt_irq
+  Machine* machine = nullptr;    // I
+  void* machine_data = nullptr;  // I: the machine's record of this Cpu
+  Fiber* ksoftirqd = nullptr;    // I
+  Fiber* stopper = nullptr;      // I
   // A, relaxed: sched/watchdog.h. The CPU time of the thread at the stamp, 0 for not known.
   std::atomic<int64_t> watchdog_stamp{0};
   std::atomic<int64_t> watchdog_cpu_ns{0};
@@ -257,8 +257,8 @@ class JiffyCall {
   JiffyCall& operator=(const JiffyCall&) = delete;
 };
 
-// Inside a jiffy call, around code of the standard library that may spin for a bit which another fiber
-// of this Cpu has set: there, and only there, the call may be preempted. No lock is held.
+// Inside a jiffy call, around code of the standard library that may spin for a bit which another
+// fiber of this Cpu has set: there, and only there, the call may be preempted. No lock is held.
 class PreemptibleInCall {
  public:
   PreemptibleInCall() : count_(preempt_count()) { set_preempt_count(0); }

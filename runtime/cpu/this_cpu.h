@@ -62,14 +62,15 @@ inline void set_this_cpu(Cpu* cpu) {
   asm volatile("movq %0, %%fs:8(%1)" : : "r"(cpu), "r"(this_cpu_internal::tls_offset()) : "memory");
 }
 
-// The words of another thread control block. They are its own to change, but for who switches to it.
+// The words of another thread control block. They are its own to change, but for who switches to
+// it.
 inline this_cpu_internal::Words& words_of(void* tcb) {
   return *reinterpret_cast<this_cpu_internal::Words*>(static_cast<char*>(tcb) +
                                                       this_cpu_internal::tls_offset());
 }
 
-// With preemption on, a preemptible fiber may be on another Cpu before the next instruction; but it is
-// the same fiber.
+// With preemption on, a preemptible fiber may be on another Cpu before the next instruction; but it
+// is the same fiber.
 inline Fiber* current_fiber() {
   Fiber* fiber;
   asm volatile("movq %%fs:16(%1), %0" : "=r"(fiber) : "r"(this_cpu_internal::tls_offset()));

@@ -103,7 +103,8 @@ std::string dump_fibers(const RuntimeState& state) {
   std::string out = "        id  name                     on       state     class\n";
   const auto each = [&out](const Fiber* fiber) { append_fiber(out, *fiber); };
   if (state.shared_tls) {
-    out += "preemptible fibers share their thread's locals here: they are switched at safe points\n";
+    out +=
+        "preemptible fibers share their thread's locals here: they are switched at safe points\n";
   }
   std::vector<StackPool*> others;
   others.reserve(RuntimeState::kMostPools + 2);

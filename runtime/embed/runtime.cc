@@ -161,8 +161,7 @@ void take_down(RuntimeState& state) {
 // Preemptible fibers need what not each machine has; what was asked for is never silently replaced.
 Status make_stacks(RuntimeState& state) {
   const Options& o = state.options;
-  const GuardMethod guard =
-      o.force_mprotect_guards ? GuardMethod::kMprotect : GuardMethod::kAuto;
+  const GuardMethod guard = o.force_mprotect_guards ? GuardMethod::kMprotect : GuardMethod::kAuto;
   state.other_stacks.reserve(RuntimeState::kMostPools);
   state.stacks = std::make_unique<StackPool>(o.stack_size, guard);
   if (state.machine->simulated()) return Status();

@@ -113,7 +113,7 @@ void context_init(Context& context, void* stack_pointer, void (*entry)(Context* 
   std::memcpy(context.fctx, &kDefaultMxcsr, sizeof kDefaultMxcsr);
   std::memcpy(static_cast<char*>(context.fctx) + 4, &kDefaultX87, sizeof kDefaultX87);
   context.eh = EhGlobals{};
-  #ifdef JIFFY_ASAN
+#ifdef JIFFY_ASAN
   context.sanitizer = nullptr;
 #endif
 #ifdef JIFFY_TSAN

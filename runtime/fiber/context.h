@@ -29,8 +29,8 @@ struct Context {
   void* stack_bottom = nullptr;  // lowest usable address; null for a thread's own stack
   size_t stack_size = 0;
   void (*entry)(Context* previous) = nullptr;  // what it runs first
-  void* sanitizer = nullptr;  // ASan's fake stack, or TSan's fiber
-  void* tcb = nullptr;        // its own thread control block; null: it uses its thread's
+  void* sanitizer = nullptr;                   // ASan's fake stack, or TSan's fiber
+  void* tcb = nullptr;  // its own thread control block; null: it uses its thread's
 
   // Where it stopped; null while it runs. On the way to it: the context that it was switched from.
   void* fctx = nullptr;

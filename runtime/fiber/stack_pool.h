@@ -35,9 +35,10 @@ struct StackSlab {
   Fiber* fiber_at(uint32_t i) const;
 };
 
-// A pool of units of one stack size. Thread safe; what takes its lock is called with preemption off, and
-// what allocates with preemption on: a preempted fiber may hold one of malloc's locks. Units are handed out last in, first out, so the
-// hottest stack is used first; memory is returned to the system when the pool is destroyed.
+// A pool of units of one stack size. Thread safe; what takes its lock is called with preemption
+// off, and what allocates with preemption on: a preempted fiber may hold one of malloc's locks.
+// Units are handed out last in, first out, so the hottest stack is used first; memory is returned
+// to the system when the pool is destroyed.
 //
 // Errors: allocate() never falls back to something weaker. When the system refuses memory or
 // mappings it says which limit was met (vm.max_map_count, memory) and what to do.
@@ -91,10 +92,10 @@ class StackPool {
   const bool with_tcb_;
   size_t unit_size_ = 0;  // I
 
-  std::atomic<GuardMethod> guard_;         // A, relaxed: once it is known, it stays
+  std::atomic<GuardMethod> guard_;          // A, relaxed: once it is known, it stays
   std::atomic<StackSlab*> slabs_{nullptr};  // A: written under lock_
-  std::atomic<size_t> slab_count_{0};      // A, relaxed: for the text of an error
-  std::atomic<int> fail_next_{0};          // A, relaxed
+  std::atomic<size_t> slab_count_{0};       // A, relaxed: for the text of an error
+  std::atomic<int> fail_next_{0};           // A, relaxed
 
   // Under lock_.
   RawSpinLock lock_;

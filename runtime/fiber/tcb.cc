@@ -16,8 +16,8 @@ namespace jiffy {
 
 namespace {
 
-// The head of a thread's control block. The ABI of x86-64 fixes the first three words, and compilers
-// rely on the two guards.
+// The head of a thread's control block. The ABI of x86-64 fixes the first three words, and
+// compilers rely on the two guards.
 struct TcbHead {
   void* self;
   void* dtv;
@@ -124,18 +124,23 @@ Probe probe() {
   } else if (under_valgrind()) {
     p.missing = "a run without valgrind, which does not know the instruction";
   } else if ((getauxval(AT_HWCAP2) & kHwcap2Fsgsbase) == 0) {
-    p.missing = "FSGSBASE (a processor since 2012, Linux 5.9, and not nofsgsbase on its command line)";
+    p.missing =
+        "FSGSBASE (a processor since 2012, Linux 5.9, and not nofsgsbase on its command line)";
   } else if (!has_xsavec()) {
     p.missing = "XSAVEC (a processor since 2015)";
   } else if (shadow_stacks_on()) {
-    p.missing = "a process without CET shadow stacks: they end a program that switches stacks "
-                "(GLIBC_TUNABLES=glibc.cpu.hwcaps=-SHSTK)";
+    p.missing =
+        "a process without CET shadow stacks: they end a program that switches stacks "
+        "(GLIBC_TUNABLES=glibc.cpu.hwcaps=-SHSTK)";
   } else if (!find(&l.allocate_tls, "_dl_allocate_tls") ||
              !find(&l.deallocate_tls, "_dl_deallocate_tls") ||
              !find(&l.call_tls_dtors, "__call_tls_dtors") || !find(&l.ctype_init, "__ctype_init")) {
-    p.missing = "the GNU C library, linked dynamically (_dl_allocate_tls and its neighbours were not found)";
+    p.missing =
+        "the GNU C library, linked dynamically (_dl_allocate_tls and its neighbours were not "
+        "found)";
   } else if ((l.tid_offset = find_tid_offset()) == 0) {
-    p.missing = "a C library whose thread record is known: its word for the thread's number was not found";
+    p.missing =
+        "a C library whose thread record is known: its word for the thread's number was not found";
   }
   (void)find(&l.rseq_offset, "__rseq_offset");
   return p;
@@ -172,7 +177,8 @@ void drain_malloc_cache(void* tcb) {
     run_on(tcb, [&] {
       for (void*& p : taken) {
         p = std::malloc(size);
-        asm volatile("" : "+r"(p));  // the pair of malloc and free is not for the compiler to remove
+        asm volatile(""
+                     : "+r"(p));  // the pair of malloc and free is not for the compiler to remove
       }
     });
     for (void* p : taken) std::free(p);
@@ -210,7 +216,9 @@ void* tcb_create() {
   return block;
 }
 
-void tcb_init_locale(void* tcb) { run_on(tcb, [] { probed().libc.ctype_init(); }); }
+void tcb_init_locale(void* tcb) {
+  run_on(tcb, [] { probed().libc.ctype_init(); });
+}
 
 void tcb_destroy(void* tcb) {
   const Libc& libc = probed().libc;

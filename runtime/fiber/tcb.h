@@ -1,12 +1,12 @@
 // Thread control blocks for fibers: what makes a fiber preemptible at any instruction.
 //
 // Nearly everything in a process that cannot be re-entered belongs to a thread and is found through
-// %fs: malloc's cache, errno, the exceptions in flight, the owner of a FILE's lock, each thread_local.
-// A fiber with a control block of its own has its own of all that, so it may stop anywhere and go on
-// anywhere. A switch of %fs is one instruction of some 7 ns.
+// %fs: malloc's cache, errno, the exceptions in flight, the owner of a FILE's lock, each
+// thread_local. A fiber with a control block of its own has its own of all that, so it may stop
+// anywhere and go on anywhere. A switch of %fs is one instruction of some 7 ns.
 //
-// The C library's own allocator makes the blocks, found by name at run time: a program that needs none
-// runs with any C library, and one that needs them is told by tcb_support() what is missing.
+// The C library's own allocator makes the blocks, found by name at run time: a program that needs
+// none runs with any C library, and one that needs them is told by tcb_support() what is missing.
 #pragma once
 
 #include <jiffy/status.h>
@@ -16,19 +16,19 @@
 namespace jiffy {
 
 // Whether control blocks can be had here: the processor's FSGSBASE, a C library that is known, no
-// sanitizer, valgrind or shadow stack. The error names what is missing. Found out once a process; any
-// thread, not in a preemptible fiber.
+// sanitizer, valgrind or shadow stack. The error names what is missing. Found out once a process;
+// any thread, not in a preemptible fiber.
 Status tcb_support();
 
 // A block whose thread_locals have their initial values. Null: no memory. Allocates.
 void* tcb_create();
-// The second half of the making, which needs %fs at the block for a moment: whoever has signal handlers
-// that look at its thread_locals has set those.
+// The second half of the making, which needs %fs at the block for a moment: whoever has signal
+// handlers that look at its thread_locals has set those.
 void tcb_init_locale(void* tcb);
 
 // Runs the destructors of the block's thread_locals on the calling thread, and frees it. What its
-// malloc cache holds goes back to the arenas, but for the cache's own record of some 700 bytes, which
-// the C library frees only at the end of a thread. Nobody may run on it.
+// malloc cache holds goes back to the arenas, but for the cache's own record of some 700 bytes,
+// which the C library frees only at the end of a thread. Nobody may run on it.
 void tcb_destroy(void* tcb);
 
 // The control block that the calling context uses: what %fs points to.

@@ -47,7 +47,7 @@ class alignas(64) RunQueue {
   // Who must be told of a request: a Cpu that ran its idle loop, or a fiber, when it was made.
   enum class Notify : uint8_t { kNobody, kIdle, kRunning };
   Notify notify_ = Notify::kNobody;
-  int nr_fifo_ = 0;      // stop and FIFO fibers, the current one included
+  int nr_fifo_ = 0;  // stop and FIFO fibers, the current one included
   std::atomic<int> nr_hint_{0};
   std::atomic<int> movable_hint_{0};  // written under lock
   int nr_passed_ = 0;                 // off the queue by pass_over()
@@ -80,8 +80,8 @@ class alignas(64) RunQueue {
   // `now` is 0 where `prev` is not fair: the FIFO class reads no clock.
   Fiber* pick_next(Fiber& prev, SwitchKind kind, int64_t now);
 
-  // Takes the current fiber off the queue until the next tick, or until nobody else is left: the fiber
-  // whose lock it waits for may be of a lower class.
+  // Takes the current fiber off the queue until the next tick, or until nobody else is left: the
+  // fiber whose lock it waits for may be of a lower class.
   void pass_over(Fiber& current);
 
   void tick(int64_t now);

@@ -45,7 +45,7 @@ struct RuntimeState {
   std::unique_ptr<StackPool> stacks;            // I: of the default size
   std::unique_ptr<StackPool> tcb_stacks;        // I: the same for preemptible fibers
   bool shared_tls = false;  // I: preemptible fibers have no control block, and stay on their Cpu
-  int llc_size = 0;                             // I: Cpus that share a cache, for the idle search
+  int llc_size = 0;         // I: Cpus that share a cache, for the idle search
 
   // A, relaxed: the mode may change at any time; each rule is asked with the mode of its moment.
   std::atomic<Preemption> mode;
@@ -71,8 +71,8 @@ struct RuntimeState {
   Counters foreign_counters;  // add_shared only
   ForeignTraceRing foreign_trace;
 
-  // Stack pools of other sizes. L: pools_lock. Of a capacity that is never exceeded, so that nothing
-  // allocates under the lock.
+  // Stack pools of other sizes. L: pools_lock. Of a capacity that is never exceeded, so that
+  // nothing allocates under the lock.
   static constexpr size_t kMostPools = 64;
   RawSpinLock pools_lock;
   std::vector<std::unique_ptr<StackPool>> other_stacks;
@@ -83,10 +83,10 @@ struct RuntimeState {
   Fiber* init = nullptr;                 // I
   std::unique_ptr<OffloadPool> offload;  // I
   WorkState* work = nullptr;             // I: the worker pools; owned by the room work/
-  // The pools of a stopped runtime. Empty, but who holds a system work queue may still ask it, and is
-  // refused.
+  // The pools of a stopped runtime. Empty, but who holds a system work queue may still ask it, and
+  // is refused.
   std::shared_ptr<WorkState> ended_work;
-  CounterSnapshot foreign_before;        // I: foreign_counters at start(); they are never reset
+  CounterSnapshot foreign_before;  // I: foreign_counters at start(); they are never reset
 };
 
 // All fibers, one a line; see Runtime::dump().

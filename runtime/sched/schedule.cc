@@ -63,8 +63,8 @@ SwitchReason reason_of(SwitchKind kind, uint32_t need, const Fiber& prev) {
   }
 }
 
-// The words of the running context follow it: those of a control block of its own are written before
-// %fs goes there. The count needs nothing: it is one on both sides.
+// The words of the running context follow it: those of a control block of its own are written
+// before %fs goes there. The count needs nothing: it is one on both sides.
 [[gnu::always_inline]] inline void switch_words(Cpu& cpu, const Fiber& prev, Fiber& next) {
   Fiber* fiber = next.is_idle ? nullptr : &next;
   if (!prev.preemptible && !next.preemptible) [[likely]] {
@@ -266,8 +266,7 @@ bool preempt_point(bool interrupted) {
 
 // The same question at the end of an interrupt that came in the middle of the fiber's own code.
 bool wanted_at_irq_exit(const Cpu& cpu) {
-  const Moment moment =
-      cpu.current->kernel_mode ? Moment::kIrqReturnKernel : Moment::kReturnToUser;
+  const Moment moment = cpu.current->kernel_mode ? Moment::kIrqReturnKernel : Moment::kReturnToUser;
   return act_wants(mode_rule(moment, cpu.state->mode.load(std::memory_order_relaxed)),
                    cpu.need.load(std::memory_order_relaxed));
 }
@@ -282,8 +281,8 @@ bool irq_exit(Cpu& cpu, bool waits) {
   return wanted_at_irq_exit(cpu);
 }
 
-// What the interrupted fiber is made to call. The loop is the kernel's: what came meanwhile is dealt
-// with before the fiber goes on.
+// What the interrupted fiber is made to call. The loop is the kernel's: what came meanwhile is
+// dealt with before the fiber goes on.
 void preempt_irq() {
   for (;;) {
     const bool passes = std::exchange(this_cpu()->pass_over, false);

@@ -210,7 +210,8 @@ void set_scheduling(Fiber& fiber, const SpawnOptions& o) {
 
 // The cooperative kind, unless the options or the runtime ask for the other one.
 bool wants_preemptible(const RuntimeState& state, const SpawnOptions& o) {
-  const FiberKind kind = o.fiber_kind == FiberKind::kDefault ? state.options.fiber_kind : o.fiber_kind;
+  const FiberKind kind =
+      o.fiber_kind == FiberKind::kDefault ? state.options.fiber_kind : o.fiber_kind;
   return kind == FiberKind::kPreemptible;
 }
 
@@ -278,9 +279,11 @@ void give_back_caches(Cpu& cpu) {
 namespace {
 
 Status check_preemptible(const RuntimeState& state) {
-  if (state.tcb_stacks != nullptr || state.shared_tls || state.machine->simulated()) return Status();
+  if (state.tcb_stacks != nullptr || state.shared_tls || state.machine->simulated())
+    return Status();
   return Status::error(
-      "a preemptible fiber needs Options::delivery = Delivery::kSignals: this runtime sees requests "
+      "a preemptible fiber needs Options::delivery = Delivery::kSignals: this runtime sees "
+      "requests "
       "at safe points only");
 }
 

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kStampsPerThreshold = 5;
 
-// Of the Cpu's thread. A process that was stopped, or a machine that was, ages the stamp too; but then
-// the thread has not run either.
+// Of the Cpu's thread. A process that was stopped, or a machine that was, ages the stamp too; but
+// then the thread has not run either.
 int64_t thread_cpu_ns() {
   timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -26,12 +26,12 @@ int64_t thread_cpu_ns() {
 // In a signal handler: formatted into a buffer of its own, and written without stdio's locks.
 void report(const Cpu& cpu, const Fiber& fiber, int64_t stuck_ns) {
   char text[512];
-  const int n = std::snprintf(
-      text, sizeof text,
-      "jiffy: soft lockup: Cpu %d has run fiber '%s' (%llu) for %lld ms, and others wait. It makes no "
-      "jiffy call and cannot be preempted where it is. Its stack:\n",
-      cpu.id, fiber.name, static_cast<unsigned long long>(fiber.id),
-      static_cast<long long>(stuck_ns / 1'000'000));
+  const int n = std::snprintf(text, sizeof text,
+                              "jiffy: soft lockup: Cpu %d has run fiber '%s' (%llu) for %lld ms, "
+                              "and others wait. It makes no "
+                              "jiffy call and cannot be preempted where it is. Its stack:\n",
+                              cpu.id, fiber.name, static_cast<unsigned long long>(fiber.id),
+                              static_cast<long long>(stuck_ns / 1'000'000));
   if (n > 0) [[maybe_unused]]
     const ssize_t written = write(STDERR_FILENO, text, static_cast<size_t>(n));
   if (cpu.machine->simulated()) return;

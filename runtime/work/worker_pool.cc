@@ -208,6 +208,12 @@ void tell_shutdown(RuntimeState& state) {
 
 }  // namespace
 
+void Worker::die_linked() const {
+  std::fprintf(stderr, "jiffy: worker %p ends while a list of its pool still leads to it\n",
+               static_cast<const void*>(this));
+  std::abort();
+}
+
 void kick(WorkerPool& pool) {
   if (!need_more_worker(pool)) return;
   if (Worker* worker = pool.idle.front()) (void)try_to_wake_up(*worker->fiber);

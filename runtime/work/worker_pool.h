@@ -42,6 +42,11 @@ struct alignas(64) PoolWorkQueue {
 
 struct Worker {
   explicit Worker(WorkerPool& p) : pool(p) {}
+  // It lies on its own fiber's stack, which is another's next.
+  ~Worker() {
+    if (node.linked() || all_node.linked()) die_linked();
+  }
+  [[noreturn]] void die_linked() const;
 
   WorkerPool& pool;        // I
   Fiber* fiber = nullptr;  // I

@@ -27,7 +27,8 @@ void use_malloc(HostileRun& run, uint64_t seed) {
     auto& [block, size] = blocks[random.below(blocks.size())];
     if (block != nullptr) {
       for (size_t i = 0; i < size; ++i) {
-        if (block[i] != static_cast<unsigned char>(size)) run.fail("malloc: a block was written to");
+        if (block[i] != static_cast<unsigned char>(size))
+          run.fail("malloc: a block was written to");
       }
       std::free(block);
     }
@@ -192,11 +193,9 @@ void use_spin(HostileRun& run, uint64_t seed) {
 
 const std::vector<Hostile>& hostile_workloads() {
   static const std::vector<Hostile> all = {
-      {"malloc", use_malloc},       {"printf", use_printf},
-      {"exceptions", use_exceptions}, {"avx512", use_avx512},
-      {"errno", use_errno},         {"std_mutex", use_std_mutex},
-      {"static_init", use_static_init}, {"clock", use_clock},
-      {"spin", use_spin},
+      {"malloc", use_malloc},           {"printf", use_printf}, {"exceptions", use_exceptions},
+      {"avx512", use_avx512},           {"errno", use_errno},   {"std_mutex", use_std_mutex},
+      {"static_init", use_static_init}, {"clock", use_clock},   {"spin", use_spin},
   };
   return all;
 }

@@ -35,8 +35,8 @@ enum class Delivery : uint8_t {
 enum class FiberKind : uint8_t {
   kDefault,      // in SpawnOptions: the runtime's
   kCooperative,  // nothing: it shares its Cpu's thread, and is switched inside jiffy calls only
-  kPreemptible,  // a thread control block: malloc, stdio, errno, exceptions and each thread_local are
-                 // its own, so that it may be preempted at any instruction and go on anywhere
+  kPreemptible,  // a thread control block: malloc, stdio, errno, exceptions and each thread_local
+                 // are its own, so that it may be preempted at any instruction and go on anywhere
 };
 
 // The scheduling class, highest first; the order is the kernel's.
@@ -70,9 +70,9 @@ struct SpawnOptions {
   int cpu = -1;                       // pinned to this Cpu; -1: any
   std::vector<int> allowed{};         // or: may run on these only
   FiberKind fiber_kind = FiberKind::kDefault;
-  bool kernel_mode = false;           // preempted only where kernel code is
-  bool migratable = false;  // may move to another Cpu at any suspension: it promises to hold
-                            // no thread_local, errno or std::mutex across one
+  bool kernel_mode = false;  // preempted only where kernel code is
+  bool migratable = false;   // may move to another Cpu at any suspension: it promises to hold
+                             // no thread_local, errno or std::mutex across one
   LatencyKind kind = LatencyKind::kUser;
 };
 
@@ -91,17 +91,17 @@ struct SchedFeatures {
   bool promote_lazy = true;          // the tick turns a lazy request into a hard one
 };
 
-// What asynchronous preemption stands on, each piece to be switched off in a test or a lecture that shows
-// what it is for: without any one of them programs crash, hang or compute nonsense.
+// What asynchronous preemption stands on, each piece to be switched off in a test or a lecture that
+// shows what it is for: without any one of them programs crash, hang or compute nonsense.
 // docs/preemption.md says how.
 struct PreemptChecks {
-  bool own_tls = true;        // a thread control block a fiber
+  bool own_tls = true;          // a thread control block a fiber
   bool alternate_stack = true;  // handlers run on a stack of the Cpu, not of the fiber
-  bool stack_room = true;     // the injected call fits below the interrupted function
-  bool signal_mask = true;    // the application's own handlers are not preempted
-  bool stack_pointer = true;  // nor is code that runs on a stack of its own
-  bool count = true;          // nor is the runtime while one of its counts forbids it
-  bool futex_rule = true;     // who waits for a lock lets its holder run, whatever their classes
+  bool stack_room = true;       // the injected call fits below the interrupted function
+  bool signal_mask = true;      // the application's own handlers are not preempted
+  bool stack_pointer = true;    // nor is code that runs on a stack of its own
+  bool count = true;            // nor is the runtime while one of its counts forbids it
+  bool futex_rule = true;       // who waits for a lock lets its holder run, whatever their classes
 };
 
 // A fiber that did not give up its Cpu, nor could be made to, for Options::soft_lockup.
@@ -125,9 +125,9 @@ struct Options {
   Preemption preemption = Preemption::kLazy;
   Delivery delivery = Delivery::kSafePoints;
   FiberKind fiber_kind = FiberKind::kCooperative;  // of fibers that do not say
-  // Where thread control blocks cannot be had (sanitizers, valgrind, another C library): preemptible
-  // fibers then share their thread's locals, stay on their Cpu and are switched at safe points; dump()
-  // says so. Without it start() fails.
+  // Where thread control blocks cannot be had (sanitizers, valgrind, another C library):
+  // preemptible fibers then share their thread's locals, stay on their Cpu and are switched at safe
+  // points; dump() says so. Without it start() fails.
   bool allow_shared_tls = false;
   int hz = 250;         // 100, 250 or 1000
   bool hrtick = false;  // a precise timer ends a slice, in each mode, by a hard request
@@ -137,8 +137,9 @@ struct Options {
   size_t trace_records = 0;    // records a Cpu; 0: no trace
   int spin_us = -1;            // how long an idle Cpu polls before it parks; -1: measured
   bool force_mprotect_guards = false;  // as on kernels without MADV_GUARD_INSTALL
-  // How long one fiber may keep a Cpu from others before it is named with its stack, once, on stderr; 0
-  // switches the watchdog off. Counted while others wait; time in which the thread did not run is not.
+  // How long one fiber may keep a Cpu from others before it is named with its stack, once, on
+  // stderr; 0 switches the watchdog off. Counted while others wait; time in which the thread did
+  // not run is not.
   std::chrono::nanoseconds soft_lockup = std::chrono::seconds(2);
   // Called instead. In a signal handler: async-signal-safe code only.
   void (*on_soft_lockup)(const SoftLockup& lockup) = nullptr;

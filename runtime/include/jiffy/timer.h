@@ -13,8 +13,8 @@ class Runtime;
 
 // The callback runs in interrupt context of a Cpu of the runtime: it may signal, wake and queue
 // work; it must not block, nor start or cancel timers, delayed work included (a periodic one
-// continues by itself): that aborts. With Delivery::kSignals it runs in a signal handler, and must not
-// allocate either.
+// continues by itself): that aborts. With Delivery::kSignals it runs in a signal handler, and must
+// not allocate either.
 //
 //   Timer timer(rt, [&] { event.signal(); });
 //   timer.start(now() + 1ms, /*period=*/1ms);

@@ -95,7 +95,8 @@ class WaitQueue {
   // Unlocks, and leaves preemption off: for a waiter that sleeps next (Waiter::sleep_after_unlock).
   void unlock_to_sleep() { lock_.unlock(); }
   bool is_locked() const { return lock_.is_locked(); }
-  // For who was granted something: the holder's ticket, and whether that holder is done with the queue.
+  // For who was granted something: the holder's ticket, and whether that holder is done with the
+  // queue.
   uint32_t ticket() const { return lock_.ticket(); }
   bool has_left(uint32_t ticket) const { return lock_.has_left(ticket); }
   template <class Fn>

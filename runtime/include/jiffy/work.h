@@ -240,8 +240,8 @@ class WorkQueue {
 };
 
 // The queues that each running runtime has: per-Cpu (the kernel's system_percpu_wq), and unbound
-// (system_dfl_wq). Shared by all, so nobody flushes or drains them. After stop() they refuse what is
-// queued; they end at the next start(), or with the runtime.
+// (system_dfl_wq). Shared by all, so nobody flushes or drains them. After stop() they refuse what
+// is queued; they end at the next start(), or with the runtime.
 WorkQueue& system_percpu_wq(Runtime& runtime);
 WorkQueue& system_dfl_wq(Runtime& runtime);
 

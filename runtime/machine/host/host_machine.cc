@@ -147,7 +147,8 @@ Status HostMachine::enter(Thread& thread) {
   if (thread.host_cpu >= 0) {
     if (Status status = pin_this_thread(thread.host_cpu); !status.ok()) return status;
   }
-  if (Status status = enter_signal_slot(*thread.cpu, *options_, &thread.slot); !status.ok()) return status;
+  if (Status status = enter_signal_slot(*thread.cpu, *options_, &thread.slot); !status.ok())
+    return status;
   if (Status status = create_timer(thread, kTickVector, &thread.tick); !status.ok()) return status;
   if (Status status = create_timer(thread, kTimerVector, &thread.oneshot); !status.ok()) {
     timer_delete(thread.tick);

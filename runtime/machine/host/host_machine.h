@@ -55,12 +55,12 @@ class HostMachine final : public Machine {
   void arm_tick(Thread& thread);
 
   std::vector<std::unique_ptr<Thread>> threads_;
-  std::atomic<int> ready_{0};    // A: threads that entered or failed. Release/acquire.
-  std::atomic<uint32_t> go_{0};  // A, a futex: 1 run, 2 give up. Release/acquire.
+  std::atomic<int> ready_{0};         // A: threads that entered or failed. Release/acquire.
+  std::atomic<uint32_t> go_{0};       // A, a futex: 1 run, 2 give up. Release/acquire.
   const Options* options_ = nullptr;  // I: the runtime's, which outlives it
-  bool use_signals_ = false;     // I
-  int64_t tick_period_ = 0;      // I
-  int64_t spin_ns_ = 0;          // I
+  bool use_signals_ = false;          // I
+  int64_t tick_period_ = 0;           // I
+  int64_t spin_ns_ = 0;               // I
   std::function<void(int)> on_cpu_start_, on_cpu_stop_;  // I
 };
 

@@ -7,8 +7,8 @@
 
 #include "cpu/cpu.h"
 
-// The injected call. On entry the interrupted address lies on top of the stack, below the 128 bytes that
-// a leaf function may use without moving the stack pointer. All registers are the interrupted
+// The injected call. On entry the interrupted address lies on top of the stack, below the 128 bytes
+// that a leaf function may use without moving the stack pointer. All registers are the interrupted
 // function's: flags and general registers are pushed, everything else goes by XSAVEC into a
 // block whose size the processor told. The description for debuggers and unwinders says where
 // each one lies: a backtrace of a preempted fiber goes through.

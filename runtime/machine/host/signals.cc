@@ -20,10 +20,10 @@ constexpr size_t kSlots = 1024;
 
 struct Registration {
   std::mutex mutex;
-  int users = 0;            // under mutex
+  int users = 0;                // under mutex
   bool alternate_stack = true;  // I while users > 0
-  char* arena = nullptr;    // I while users > 0
-  bool taken[kSlots] = {};  // under mutex
+  char* arena = nullptr;        // I while users > 0
+  bool taken[kSlots] = {};      // under mutex
   struct sigaction old_tick = {}, old_resched = {}, old_segv = {}, old_bus = {};
 };
 

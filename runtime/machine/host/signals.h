@@ -21,10 +21,10 @@ class Cpu;
 struct SignalSlot {
   static constexpr size_t kSize = 64 * 1024;
 
-  Cpu* cpu;            // I while the slot is taken
-  stack_t saved;       // the thread's alternate stack before
+  Cpu* cpu;                // I while the slot is taken
+  stack_t saved;           // the thread's alternate stack before
   const Options* options;  // I
-  uint64_t base_mask;  // I: the signal mask of the Cpu's thread
+  uint64_t base_mask;      // I: the signal mask of the Cpu's thread
 
   char* stack() { return reinterpret_cast<char*>(this) + 4096; }
   static constexpr size_t kStackSize = kSize - 4096;
