@@ -6,11 +6,14 @@
 #include <jiffy/semaphore.h>
 
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
 
+#include "fiber/tcb.h"
 #include "support/migrate.h"
 #include "support/runtimes.h"
 #include "support/sanitizer.h"
@@ -313,6 +316,103 @@ TEST_P(ExceptionTest, ThreadsOwnStateIsUntouchedByTheFibersItWaitsFor) {
     EXPECT_THROW(throw, Mine);
   }
   EXPECT_EQ(std::uncaught_exceptions(), 0);
+}
+
+// The same of fibers that are interrupted anywhere, in the unwinder too.
+TEST(ExceptionPreemptible, StateIsTheFibersWhereverItIsPreempted) {
+  if (const Status support = tcb_support(); !support.ok()) GTEST_SKIP() << support.message();
+  Options options = Options::preemptible();
+  options.cpus = 2;
+  options.hz = 10'000;
+  options.spin_us = 0;
+  CheckedRuntime rt(options);
+  for (const Switch give_up : {by_yield, by_sleep, by_join}) run_matrix(*rt, 30, {}, give_up);
+}
+
+// --- Stacks that exceptions left.
+
+[[gnu::noinline]] int throw_at_depth(int depth) {
+  volatile char frame[200];
+  frame[depth % 200] = static_cast<char>(depth);
+  if (depth == 0) throw make_mine(0);
+  return throw_at_depth(depth - 1) + frame[depth % 200];
+}
+
+[[gnu::noinline]] int touch_most_of_the_stack() {
+  volatile char all[40'000];
+  for (size_t i = 0; i < sizeof all; ++i) all[i] = static_cast<char>(i);
+  return all[sizeof all / 2];
+}
+
+// The frames that the exception passed end without their own last instructions, which take back
+// what the address sanitizer marked.
+TEST_P(ExceptionTest, StackThatAnExceptionLeftIsCleanForTheNextFiber) {
+  CheckedRuntime rt(GetParam(), 1);
+  rt->run([] {
+    const auto here = [] { return reinterpret_cast<uintptr_t>(__builtin_frame_address(0)); };
+    int same = 0;
+    for (int i = 0; i < 50; ++i) {
+      uintptr_t first = 0, second = 0;
+      EXPECT_THROW(spawn([&] {
+                     first = here();
+                     (void)throw_at_depth(60);
+                   }).join(),
+                   Mine);
+      spawn([&] {
+        second = here();
+        EXPECT_EQ(touch_most_of_the_stack(), static_cast<char>(20'000));
+      }).join();
+      same += std::max(first, second) - std::min(first, second) < 4096 ? 1 : 0;
+    }
+    EXPECT_GT(same, 0) << "the second fiber should have the stack of the first";
+  });
+}
+
+// The address sanitizer, where it is not told of a switch, says that it ignores a throw.
+TEST(ExceptionDeathTest, SanitizersHaveNothingToSayOfFibersThatThrow) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        testing::internal::CaptureStderr();
+        {
+          Runtime rt(host_options(2));
+          for (int i = 0; i < 20; ++i) {
+            try {
+              rt.run(
+                  [] {
+                    in_unwinding(by_sleep);
+                    (void)throw_at_depth(60);
+                  },
+                  migratable());
+            } catch (const Mine&) {
+            }
+          }
+        }
+        const std::string text = testing::internal::GetCapturedStderr();
+        std::fputs(text.c_str(), stderr);
+        std::exit(text.empty() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+// --- Who switches the state.
+
+// Boost's own classes switch it too, since 1.88, and twice corrupts the count: only the raw jump,
+// which never does, may be used.
+TEST(ExceptionState, OfBoostOnlyTheRawJumpIsUsed) {
+  namespace fs = std::filesystem;
+  const fs::path runtime = fs::path(__FILE__).parent_path().parent_path() / "runtime";
+  if (!fs::exists(runtime)) GTEST_SKIP() << "the sources are not at " << runtime;
+  int includes = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(runtime)) {
+    std::ifstream in(entry.path());
+    for (std::string line; std::getline(in, line);) {
+      if (line.find("#include <boost/") == std::string::npos) continue;
+      ++includes;
+      EXPECT_EQ(line, "#include <boost/context/detail/fcontext.hpp>") << entry.path();
+    }
+  }
+  EXPECT_EQ(includes, 1);
 }
 
 }  // namespace

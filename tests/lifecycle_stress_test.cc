@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "sched/runtime_state.h"
 #include "support/runtimes.h"
 #include "support/sanitizer.h"
 #include "support/stress.h"
@@ -78,6 +79,41 @@ TEST(LifecycleStress, RuntimesThatCrossSubmitComeAndGo) {
     dog.progress();
   }
   std::printf("%lld runtimes\n", static_cast<long long>(rounds));
+}
+
+// When stop() begins, fibers are on their way from Cpu to Cpu, and those that have nothing to do
+// are parked: the last one that ends has to find who waits for it.
+TEST(LifecycleStress, StopMeetsFibersThatStillCrossSubmit) {
+  struct Hop {
+    static void run(std::atomic<int>& ended, int cpus, int left) {
+      if (left > 0) {
+        spawn([&ended, cpus, left] { run(ended, cpus, left - 1); },
+              pinned((this_fiber::cpu() + 1) % cpus))
+            .detach();
+      }
+      ++ended;
+    }
+  };
+  Shown shown;
+  Watchdog dog([&] { return shown.dump(); });
+  Random random(8);
+  for (Budget budget(0.1); budget.left(); dog.progress()) {
+    Runtime rt(host_options(1 + static_cast<int>(random.below(4))));
+    ASSERT_TRUE(rt.start().ok());
+    shown.set(&rt);
+    constexpr int kChains = 4;
+    const int hops = static_cast<int>(random.below(40));
+    std::atomic<int> ended{0};
+    for (int i = 0; i < kChains; ++i) {
+      rt.spawn([&ended, cpus = rt.cpus(), hops] { Hop::run(ended, cpus, hops); },
+               pinned(i % rt.cpus()))
+          .detach();
+    }
+    random_pause(random);
+    rt.stop();
+    EXPECT_EQ(ended, kChains * (hops + 1));
+    shown.set(nullptr);
+  }
 }
 
 TEST(LifecycleStress, StoppedRuntimeStartsAgain) {
@@ -202,6 +238,26 @@ TEST(LifecycleStress, TwoRuntimesAtOnceShareNothing) {
 
 // --- Fibers.
 
+// What each Cpu and the runtime count of fibers is zero again once all Cpus are parked: a count
+// that went below, or stayed above, would hide work from the Cpus or keep them from parking.
+void expect_accounts_at_zero(Runtime& rt) {
+  RuntimeState& state = rt.state();
+  while (state.parked_cpus.load() != rt.cpus()) std::this_thread::yield();
+  for (Cpu* cpu : state.cpus) {
+    preempt_disable();
+    cpu->rq->lock.lock();
+    EXPECT_EQ(cpu->rq->nr_queued(), 0) << "Cpu " << cpu->id;
+    EXPECT_EQ(cpu->rq->fair().nr_delayed(), 0) << "Cpu " << cpu->id;
+    EXPECT_EQ(cpu->rq->nr_running_hint(), 0) << "Cpu " << cpu->id;
+    EXPECT_EQ(cpu->rq->nr_movable_hint(), 0) << "Cpu " << cpu->id;
+    cpu->rq->lock.unlock();
+    preempt_enable();
+    EXPECT_TRUE(cpu->timers.empty()) << "Cpu " << cpu->id;
+  }
+  EXPECT_EQ(state.foreign_spawns.load(), 0);
+  EXPECT_EQ(state.foreign_wakers.load(), 0);
+}
+
 // All the ways to begin, to block, to be stopped and to end, mixed; the teardown balances them.
 TEST(LifecycleStress, MixesOfCreateBlockCancelAndJoinBalance) {
   Options options = host_options(2);
@@ -256,6 +312,7 @@ TEST(LifecycleStress, MixesOfCreateBlockCancelAndJoinBalance) {
     stop.request_stop();
     for (auto& handle : joined) handle.join();
     ASSERT_EQ(begun, over);
+    expect_accounts_at_zero(*rt);
   }
 }
 

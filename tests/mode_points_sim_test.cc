@@ -226,6 +226,17 @@ TEST_P(ModePoints, CondReschedSchedulesOnlyWhereKernelCodeIsNotPreemptible) {
   EXPECT_EQ(w.ran()[0], lazy_mode() ? 2ms : 1ms);
 }
 
+// In user mode each safe point is a return to user mode, and this is one.
+TEST_P(ModePoints, CondReschedOfAUserModeFiberSaysThatItSwitched) {
+  auto a = world.spawn(user("A"), [&] {
+    world.interrupt(0, [&] { f.wake(); });  // pending: the fiber reaches no safe point before
+    EXPECT_TRUE(f.asleep());
+    EXPECT_TRUE(cond_resched());
+    EXPECT_EQ(f.ran().size(), 1u);
+  });
+  a.join();
+}
+
 TEST_P(ModePoints, CondReschedIgnoresALazyRequestAndARaisedCount) {
   auto a = world.spawn(world.kernel("A"), [&] {
     consume(1ms);

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "sched/runtime_state.h"
 #include "support/runtimes.h"
 #include "support/stress.h"
 
@@ -167,6 +168,53 @@ class ParkOnce : public ::testing::Test {
   Watchdog dog_{[this] { return rt_->dump(); }};
 };
 
+// Parks in a word, without a system call: a round takes a tenth, so the two sides meet far oftener.
+class WordWaiter final : public IdleWaiter {
+ public:
+  bool poll(Cpu&) override { return false; }
+  void park(Cpu& cpu, int64_t until) override {
+    for (int spins = 1; unparked_.load(std::memory_order_acquire) == 0; ++spins) {
+      cpu_relax();
+      if (spins % 4096 != 0) continue;
+      std::this_thread::yield();
+      if (cpu.now() >= until || cpu.pending.load(std::memory_order_relaxed) != 0) break;
+    }
+    unparked_.store(0, std::memory_order_relaxed);
+  }
+  void unpark(Cpu&) override { unparked_.store(1, std::memory_order_release); }
+
+ private:
+  alignas(64) std::atomic<uint32_t> unparked_{0};
+};
+
+// A pause that is longer or shorter by single instructions, around what a park takes.
+void short_pause(Random& random) {
+  for (uint64_t n = random.below(256); n > 0; --n) asm volatile("");
+}
+
+TEST(ParkRace, NoWakeupIsLostBetweenTheAnnouncementAndTheLook) {
+  WordWaiter waiters[2];
+  Runtime* started = nullptr;
+  Options options = host_options(2);
+  options.on_cpu_start = [&](int cpu) {
+    started->state().cpus[static_cast<size_t>(cpu)]->waiter = &waiters[cpu];
+  };
+  Runtime rt(options);
+  started = &rt;
+  ASSERT_TRUE(rt.start().ok());
+  Watchdog dog([&] { return rt.dump(); });
+  Semaphore a, b;
+  std::atomic<bool> stop{false};
+  const Budget budget(0.15);
+  auto left =
+      rt.spawn([&] { ping_pong(a, b, true, 70, budget, stop, dog, short_pause); }, pinned(0));
+  auto right =
+      rt.spawn([&] { ping_pong(b, a, false, 71, budget, stop, dog, short_pause); }, pinned(1));
+  left.join();
+  right.join();
+  std::printf("%llu parks\n", static_cast<unsigned long long>(rt.counters().at(Counter::kParks)));
+}
+
 // The window between a Cpu's start and its first park: there is no fallback that would hide a
 // wakeup lost there.
 TEST(ParkStart, WakeBetweenTheStartAndTheFirstParkIsKept) {
@@ -219,6 +267,34 @@ TEST_F(ParkOnce, RandomSleepsAllWake) {
   if (slept < total)
     std::printf("stopped by the budget after %llu sleeps\n",
                 static_cast<unsigned long long>(slept.load()));
+}
+
+// A Cpu that parks until a far deadline must be told of each earlier one: with the next timer an
+// hour away nothing else would end a sleep that was not armed.
+TEST_F(ParkOnce, ShortSleepDoesNotWaitForALongOne) {
+  std::stop_source stop;
+  std::vector<JoinHandle<void>> far, near;
+  for (int cpu = 0; cpu < 2; ++cpu) {
+    far.push_back(rt_->spawn([&] { (void)sleep_for(1h, stop.get_token()); }, pinned(cpu, "far")));
+  }
+  std::atomic<uint64_t> early{0};
+  for (int cpu = 0; cpu < 2; ++cpu) {
+    near.push_back(rt_->spawn(
+        [&, cpu, budget = Budget(0.05)]() mutable {
+          Random random(static_cast<uint64_t>(cpu) + 60);
+          while (budget.left()) {
+            const TimePoint deadline = now() + std::chrono::microseconds(random.below(3000));
+            (void)sleep_until(deadline);
+            early += now() < deadline;
+            dog_.progress();
+          }
+        },
+        pinned(cpu, "near")));
+  }
+  for (auto& fiber : near) fiber.join();
+  EXPECT_EQ(early, 0u);
+  stop.request_stop();
+  for (auto& fiber : far) fiber.join();
 }
 
 }  // namespace

@@ -317,6 +317,18 @@ TEST(IdlePull, AMigratableFiberIsTakenAlsoWhenItHasStarted) {
   EXPECT_EQ(cpus_used_by_started(migratable("child")), 2);
 }
 
+TEST(IdlePull, AMigratableFiberThatIsPinnedIsLeft) {
+  SpawnOptions options = migratable("child");
+  options.cpu = 0;
+  EXPECT_EQ(cpus_used_by_started(options), 1);
+}
+
+TEST(IdlePull, AMigratableFiberStaysWithinItsMask) {
+  SpawnOptions options = migratable("child");
+  options.allowed = {0};
+  EXPECT_EQ(cpus_used_by_started(options), 1);
+}
+
 TEST(IdlePull, APulledFiberKeepsItsRelativeDeadline) {
   SimWorld world(with(2, Preemption::kLazy));
   int64_t before = 0;

@@ -1,5 +1,6 @@
 // A runtime as a part of its process: how it ends it, how many Cpus it takes, several of them, what
 // it costs when idle.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <jiffy/fiber.h>
 #include <jiffy/mutex.h>
@@ -8,6 +9,8 @@
 #include <jiffy/time.h>
 #include <jiffy/topology.h>
 #include <sched.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,10 +18,14 @@
 #include <ctime>
 #include <filesystem>
 #include <functional>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "sched/runtime_state.h"
+#include "support/sanitizer.h"
 
 namespace jiffy {
 namespace {
@@ -211,6 +218,46 @@ TEST(Runtimes, SignalHandlersAreRestored) {
   }
 }
 
+// What the linker placed where a process can write, and whose it is.
+TEST(Runtimes, NothingThatCanBeWrittenLiesOutsideThem) {
+  // The registration of signals; what is measured or looked up once and is the same for all; a
+  // count that makes numbers unique in the process; and constants that the linker cannot know to be
+  // ones.
+  const char* const known[] = {"registration()::instance",
+                               "Clock::host()::calibration",
+                               "measured_wake_ns()::measured",
+                               "machine_waiter()::instance",
+                               "probed()::instance",
+                               "unique_tid()::next",
+                               "jiffy_xsave_size",
+                               "jiffy_this_cpu_words",
+                               "detail::kDefaultSpawn",
+                               "Status::message"};
+  const std::string command = "objdump -tC /proc/" + std::to_string(getpid()) + "/exe 2>/dev/null";
+  std::FILE* pipe = popen(command.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  int found = 0;
+  char text[4096];
+  while (std::fgets(text, sizeof text, pipe) != nullptr) {
+    const std::string line = text;
+    bool writable = false;
+    for (const char* section : {" .data\t", " .bss\t", " .tdata\t", " .tbss\t"}) {
+      writable = writable || line.find(section) != std::string::npos;
+    }
+    if (!writable || line.find("jiffy") == std::string::npos) continue;
+    if (line.find("::test_info_") != std::string::npos ||  // this file's tests
+        line.find("testing::") != std::string::npos) {
+      continue;
+    }
+    bool is_known = false;
+    for (const char* name : known) is_known = is_known || line.find(name) != std::string::npos;
+    EXPECT_TRUE(is_known) << line;
+    found += is_known ? 1 : 0;
+  }
+  pclose(pipe);
+  if (found == 0) GTEST_SKIP() << "no symbols, or jiffy is a shared library";
+}
+
 // --- How many Cpus.
 
 int allowed_here() {
@@ -282,6 +329,116 @@ TEST(RuntimeCpus, PinningMoreThanAllowedIsRefusedWithTheNumbers) {
       << status.message();
 }
 
+CpuSet affinity_here() {
+  CpuSet cpus;
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
+  for (unsigned id = 0; id < CPU_SETSIZE; ++id) {
+    if (CPU_ISSET(id, &set)) cpus.set(id);
+  }
+  return cpus;
+}
+
+// The affinity of each Cpu's thread.
+std::vector<CpuSet> affinities_of_cpus(Options options) {
+  std::mutex mutex;
+  std::vector<CpuSet> seen;
+  options.on_cpu_start = [&](int) {
+    const std::lock_guard lock(mutex);
+    seen.push_back(affinity_here());
+  };
+  Runtime rt(options);
+  rt.run([] {});
+  rt.stop();
+  return seen;
+}
+
+// On a machine that others use too, a pinned Cpu stands still behind whoever has its CPU.
+TEST(RuntimeCpus, AreNotPinnedUnlessThatIsAskedFor) {
+  if (allowed_here() < 2) GTEST_SKIP() << "with one CPU there is no difference";
+  const std::vector<CpuSet> seen = affinities_of_cpus(with_cpus(2));
+  EXPECT_EQ(seen, (std::vector<CpuSet>{affinity_here(), affinity_here()}));
+}
+
+// "CPU i for Cpu i" would leave the set: the last one that is allowed has no small number.
+TEST(RuntimeCpus, PinnedOnesTakeEachAnAllowedCpuOfItsOwn) {
+  const std::vector<unsigned> allowed = affinity_here().ids();
+  std::thread([last = allowed.back()] {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(last, &set);
+    ASSERT_EQ(sched_setaffinity(0, sizeof set, &set), 0);
+    Options options;
+    options.pin = true;
+    EXPECT_EQ(affinities_of_cpus(options), std::vector<CpuSet>{CpuSet{last}});
+  }).join();
+  Options options = with_cpus(static_cast<int>(allowed.size()));
+  options.pin = true;
+  CpuSet all;
+  for (const CpuSet& one : affinities_of_cpus(options)) {
+    EXPECT_EQ(one.count(), 1u);
+    all |= one;
+  }
+  EXPECT_EQ(all.ids(), allowed);
+}
+
+// Of a file that exists.
+bool write_file(const std::string& path, const std::string& text) {
+  const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool written = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  return close(file) == 0 && written;
+}
+
+// A cgroup with a quota of one CPU, of version 2 or 1; removed at the end.
+class QuotaOfOneCpu {
+ public:
+  QuotaOfOneCpu() {
+    for (const char* root : {"/sys/fs/cgroup", "/sys/fs/cgroup/cpu"}) {
+      path_ = std::string(root) + "/jiffy-test-" + std::to_string(getpid());
+      if (mkdir(path_.c_str(), 0755) != 0) continue;
+      if (write_file(path_ + "/cpu.max", "100000 100000") ||
+          (write_file(path_ + "/cpu.cfs_period_us", "100000") &&
+           write_file(path_ + "/cpu.cfs_quota_us", "100000"))) {
+        return;
+      }
+      rmdir(path_.c_str());
+    }
+    path_.clear();
+  }
+  ~QuotaOfOneCpu() {
+    if (made()) rmdir(path_.c_str());
+  }
+  bool made() const { return !path_.empty(); }
+  bool enter() const { return write_file(path_ + "/cgroup.procs", std::to_string(getpid())); }
+
+ private:
+  std::string path_;
+};
+
+// A child in such a group.
+TEST(RuntimeCpus, AreNoMoreThanTheCgroupsQuota) {
+  if (read_topology().default_cpu_count() < 2) GTEST_SKIP() << "there is one CPU anyway";
+  const QuotaOfOneCpu quota;
+  if (!quota.made()) GTEST_SKIP() << "cannot make a cgroup with a CPU quota";
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!quota.enter()) _exit(100);
+    int cpus = 0;
+    {
+      Runtime rt;
+      rt.run([] { (void)sleep_for(1ms); });
+      cpus = rt.cpus();
+    }
+    _exit(cpus);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 100) GTEST_SKIP() << "cannot enter the cgroup";
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+}
+
 // --- Idle.
 
 double process_cpu_seconds() {
@@ -302,6 +459,29 @@ TEST(RuntimeIdle, TakesLessThanATwentiethOfACpu) {
   const double before = process_cpu_seconds();
   std::this_thread::sleep_for(std::chrono::seconds(1));
   EXPECT_LT(process_cpu_seconds() - before, 0.05);
+  leave.release();
+  stop.request_stop();
+  waits.join();
+  sleeps.join();
+}
+
+// No period hides a wakeup that was lost, or wakes a CPU that could sleep: who parks stays parked.
+TEST(RuntimeIdle, ParksAndStaysParked) {
+  Runtime rt(with_cpus(2));
+  rt.run([] {});
+  Semaphore leave;
+  auto waits = rt.spawn([&] { leave.acquire(); });
+  std::stop_source stop;
+  auto sleeps = rt.spawn([&] { (void)sleep_for(std::chrono::hours(1), stop.get_token()); });
+  for (Cpu* cpu : rt.state().cpus) {
+    while (cpu->idle_state.load() != IdleState::kParked) std::this_thread::sleep_for(1ms);
+  }
+  std::this_thread::sleep_for(20ms);
+  const CounterSnapshot before = rt.counters();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  const CounterSnapshot idle = rt.counters() - before;
+  EXPECT_LE(idle.at(Counter::kParks), 2u * 3) << "three a second and Cpu";
+  EXPECT_EQ(idle.at(Counter::kTicks), 0u);
   leave.release();
   stop.request_stop();
   waits.join();

@@ -403,5 +403,17 @@ TEST(SimEnd, SeveralSimulationsLiveSideBySide) {
   EXPECT_EQ(two.time(), 7ms);
 }
 
+TEST(SimEnd, AShutdownNamesWhomItWaitsForEachTenSeconds) {
+  SimWorld world(with(1));
+  SpawnOptions options = world.kernel("straggler");
+  world.spawn(options, [] { (void)sleep_for(25s); }).detach();
+  testing::internal::CaptureStderr();
+  world.rt.stop();
+  const std::string text = testing::internal::GetCapturedStderr();
+  size_t reports = 0;
+  for (size_t at = 0; (at = text.find("straggler", at)) != std::string::npos; ++at) ++reports;
+  EXPECT_EQ(reports, 2u) << text;
+}
+
 }  // namespace
 }  // namespace jiffy

@@ -9,15 +9,19 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <fstream>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "fiber/fiber.h"
 #include "fiber/stack_pool.h"
+#include "fiber/tcb.h"
 #include "sched/runtime_state.h"
 
 namespace jiffy {
@@ -88,6 +92,19 @@ TEST_F(StackDeathTest, OverflowOfAnOddSizedStackIsReportedToo) {
     rt.run([] { (void)use_stack(1 << 20); }, options);
   };
   EXPECT_EXIT(overflow(), testing::KilledBySignal(SIGSEGV), "stack overflow in fiber 'annex'");
+}
+
+// Its handlers run with the fiber's own thread-local words.
+TEST_F(StackDeathTest, OverflowOfAPreemptibleFiberIsReportedToo) {
+  if (const Status support = tcb_support(); !support.ok()) GTEST_SKIP() << support.message();
+  const auto overflow = [] {
+    Options options = Options::preemptible();
+    options.cpus = 1;
+    Runtime rt(options);
+    rt.run([] { (void)use_stack(1 << 20); }, SpawnOptions{.name = "spire"});
+  };
+  EXPECT_EXIT(overflow(), testing::KilledBySignal(SIGSEGV),
+              "stack overflow in fiber 'spire' \\([0-9]+\\) on Cpu 0.*stack_size");
 }
 
 // A fault elsewhere is no overflow, and must not be called one.
@@ -175,6 +192,41 @@ TEST(Stack, LargeClosuresDoNotTakeItAway) {
   EXPECT_GE(rt.run(dig, options), kSize - 512);
 }
 
+// Units of one size go back to their own, and what a fiber gets is what it asked for: the default
+// by its number is the default, and nobody gets the unit of a smaller one.
+TEST(Stack, SizesMixedInOneRuntimeAreEachTheirOwn) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t least = kSanitized ? 16'384 : 4096;
+  const size_t sizes[] = {least, 20'000, 32'768, 65'535, 65'536, 0, 65'537, 100'001, 300'000};
+  Runtime rt(one_cpu());
+  (void)rt.start();
+  std::mt19937 random(1);
+  const auto round = [&](auto spawn_one) {
+    std::vector<JoinHandle<void>> fibers;
+    for (int i = 0; i < 40; ++i) {
+      SpawnOptions options;
+      options.stack_size = sizes[random() % std::size(sizes)];
+      const size_t size = options.stack_size != 0 ? options.stack_size : 65'536;
+      fibers.push_back(spawn_one(
+          [size] {
+            yield();
+            EXPECT_GE(use_stack(size - 512), size - 512);
+          },
+          options));
+      ASSERT_TRUE(fibers.back().valid()) << fibers.back().error();
+      const Context& context = fibers.back().native()->context;
+      EXPECT_GE(context.stack_size, size);
+      EXPECT_LE(context.stack_size, size + 3 * page) << "not much more, either";
+    }
+    std::shuffle(fibers.begin(), fibers.end(), random);
+    for (auto& fiber : fibers) fiber.join();
+  };
+  for (int i = 0; i < 10; ++i) {
+    round([&](auto fn, const SpawnOptions& o) { return rt.spawn(fn, o); });
+    rt.run([&] { round([](auto fn, const SpawnOptions& o) { return spawn(fn, o); }); });
+  }
+}
+
 // --- Many of them.
 
 bool kernel_has_guard_regions() {
@@ -232,6 +284,31 @@ TEST(ManyStacks, GuardRegionsNeedNoMappings) {
   const Crowd crowd = gather(rt, kMany);
   EXPECT_EQ(crowd.error, "");
   EXPECT_EQ(crowd.suspended.size(), static_cast<size_t>(kMany));
+}
+
+size_t count_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  size_t count = 0;
+  for (std::string line; std::getline(maps, line);) ++count;
+  return count;
+}
+
+// The same where vm.max_map_count is high.
+TEST(ManyStacks, ThousandsShareAMapping) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer adds mappings of its own";
+  if (!kernel_has_guard_regions()) GTEST_SKIP() << "needs MADV_GUARD_INSTALL (Linux 6.13)";
+  Runtime rt(one_cpu());
+  (void)rt.start();
+  Semaphore leave;
+  std::vector<JoinHandle<void>> fibers;
+  const size_t before = count_mappings();
+  for (int i = 0; i < 5000; ++i) {
+    fibers.push_back(rt.spawn([&leave] { leave.acquire(); }));
+    ASSERT_TRUE(fibers.back().valid()) << fibers.back().error();
+  }
+  EXPECT_LT(count_mappings() - before, 500u) << "two each would be 10,000";
+  leave.release(static_cast<int64_t>(fibers.size()));
+  for (auto& fiber : fibers) fiber.join();
 }
 
 TEST(ManyStacks, WithGuardMappingsTheErrorNamesTheLimitAndNothingElseFails) {

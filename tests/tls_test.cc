@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cfenv>
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <vector>
 
@@ -161,6 +163,28 @@ TEST_P(TlsTest, ErrnoOfAFiberIsOverwrittenByItsNeighbours) {
             << "whoever wants to keep it copies it before it suspends";
       },
       pinned(0));
+}
+
+// A result in errno would be that of whoever ran last, or of another thread: no room whose calls
+// suspend may use it.
+TEST(TlsSources, ErrnoIsReadOnlyWhereNothingSuspends) {
+  namespace fs = std::filesystem;
+  const fs::path runtime = fs::path(__FILE__).parent_path().parent_path() / "runtime";
+  if (!fs::exists(runtime)) GTEST_SKIP() << "the sources are not at " << runtime;
+  int reads = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(runtime)) {
+    const std::string path = fs::relative(entry.path(), runtime).string();
+    const bool allowed = path.rfind("machine/", 0) == 0 || path == "fiber/stack_pool.cc" ||
+                         path == "sched/wakeup.cc";  // there a plain thread's own system call
+    std::ifstream in(entry.path());
+    for (std::string line; std::getline(in, line);) {
+      line.resize(std::min(line.size(), line.find("//")));
+      if (line.find("errno") == std::string::npos || line.find("#include") == 0) continue;
+      ++reads;
+      EXPECT_TRUE(allowed) << path << ": " << line;
+    }
+  }
+  EXPECT_GT(reads, 10);
 }
 
 // --- Floating point.
