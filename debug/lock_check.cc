@@ -47,6 +47,16 @@ int pthread_mutex_timedlock(pthread_mutex_t* mutex, const timespec* until) noexc
   return result;
 }
 
+// What std::timed_mutex calls.
+int pthread_mutex_clocklock(pthread_mutex_t* mutex, clockid_t clock,
+                            const timespec* until) noexcept {
+  static const auto next =
+      next_symbol<int (*)(pthread_mutex_t*, clockid_t, const timespec*)>("pthread_mutex_clocklock");
+  const int result = next(mutex, clock, until);
+  if (result == 0) ++held;
+  return result;
+}
+
 int pthread_mutex_unlock(pthread_mutex_t* mutex) noexcept {
   static const auto next = next_symbol<int (*)(pthread_mutex_t*)>("pthread_mutex_unlock");
   const int result = next(mutex);

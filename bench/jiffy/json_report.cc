@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "delivery.h"
 #include "environment.h"
 #include "published/p1.h"
 
@@ -60,6 +61,7 @@ Json options_json(const KworkerReport& report) {
   const KworkerOptions& o = report.options;
   return {{"cpus", report.cpus},
           {"pinned", report.pinned},
+          {"delivery", delivery_name(report.delivery)},
           {"tick_hz", o.hz},
           {"hrtick", o.hrtick},
           {"ring_entries", o.ring_entries},
@@ -202,6 +204,7 @@ std::string pingpong_json(const PingpongReport& report) {
   for (const BlockWakeupCounts& c : report.block_wakeup) {
     json["block_wakeup"].push_back({{"preemption", preemption_name(c.mode)},
                                     {"machine", c.machine},
+                                    {"delivery", delivery_name(report.options.delivery)},
                                     {"exchanges", c.exchanges},
                                     {"real_wakeups", c.real_wakeups},
                                     {"noop_wakeups", c.noop_wakeups},
@@ -218,6 +221,32 @@ std::string pingpong_json(const PingpongReport& report) {
                               {"c_first_exchanges", c.c_first},
                               {"b_wait_mean_ns", c.b_wait_ns},
                               {"promotions", c.promotions}});
+  }
+  return to_text(json);
+}
+
+// --- hog.
+
+std::string hog_json(const HogReport& report) {
+  Json json = head("jiffy.hog/1", report.options.command_line);
+  json["options"] = {{"tick_hz", report.options.hz},
+                     {"run_s", report.options.seconds},
+                     {"nice_levels", report.options.nice},
+                     {"delivery", delivery_name(report.delivery)}};
+  json["interrupted"] = report.interrupted;
+  json["cells"] = Json::array();
+  for (const HogCell& cell : report.cells) {
+    json["cells"].push_back(
+        {{"preemption", preemption_name(cell.mode)},
+         {"fibers", cell.kind == FiberKind::kCooperative ? "cooperative" : "preemptible"},
+         {"kernel_mode", cell.kernel_mode},
+         {"share_percent", cell.share_percent},
+         {"fair_share_percent", cell.fair_percent},
+         {"sleeper_delay_ns", latency_json(cell.delay)},
+         {"watchdog_named", cell.named.empty() ? Json(nullptr) : Json(cell.named)},
+         {"watchdog_after_ms", cell.named.empty() ? Json(nullptr) : Json(cell.named_after_ms)},
+         {"counted_s", cell.seconds},
+         {"counts", counts_json(cell.counts)}});
   }
   return to_text(json);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "doctor.h"
+#include "hog.h"
 #include "kworker.h"
 #include "pingpong.h"
 
@@ -13,6 +14,7 @@ namespace jiffy {
 
 std::string kworker_json(const KworkerReport& report);
 std::string pingpong_json(const PingpongReport& report);
+std::string hog_json(const HogReport& report);
 std::string doctor_json(const DoctorOptions& options, const std::vector<Check>& checks);
 
 }  // namespace jiffy

@@ -1,10 +1,12 @@
 #include "kworker.h"
 
+#include <jiffy/runtime.h>
 #include <jiffy/topology.h>
 #include <jiffy/trace.h>
 
 #include <cstdio>
 
+#include "delivery.h"
 #include "exit_codes.h"
 #include "interrupted.h"
 #include "json_report.h"
@@ -136,11 +138,24 @@ void measure_cells(KworkerReport* report) {
 
 }  // namespace
 
+namespace {
+
+// A runtime says whether it could be had.
+Delivery effective_delivery(Delivery asked) {
+  Options options = delivery_options(asked);
+  options.cpus = 1;
+  Runtime probe(options);
+  return probe.start().ok() ? probe.options().delivery : Delivery::kSafePoints;
+}
+
+}  // namespace
+
 int run_kworker(const KworkerOptions& options) {
   KworkerReport report;
   report.options = options;
   report.cpus = cpus_for(options.queues);
   report.pinned = pinned(report.cpus);
+  report.delivery = effective_delivery(options.delivery);
   for (CellSpec& spec : options.ring_sweep ? ring_sweep(options) : matrix(options)) {
     report.cells.push_back({spec, {}});
   }

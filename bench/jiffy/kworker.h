@@ -26,6 +26,7 @@ struct KworkerOptions {
   std::vector<Preemption> modes = {Preemption::kNone, Preemption::kVoluntary, Preemption::kLazy,
                                    Preemption::kFull};
   std::vector<Pool> pools = {Pool::kPerCpu, Pool::kUnbound, Pool::kInAtomic};
+  Delivery delivery = Delivery::kSignals;
   int hz = 250;
   bool hrtick = false;
   int ring_entries = 256;
@@ -84,6 +85,7 @@ struct KworkerReport {
   KworkerOptions options;
   int cpus = 0;
   bool pinned = false;  // each Cpu to a CPU of its own
+  Delivery delivery = Delivery::kSignals;  // as it is in effect
   Baseline baseline;
   std::vector<Cell> cells;
   bool interrupted = false;

@@ -15,6 +15,7 @@
 #include <optional>
 #include <sstream>
 
+#include "delivery.h"
 #include "interrupted.h"
 #include "kworker_chain.h"
 #include "text_table.h"
@@ -90,7 +91,7 @@ class CellRunner {
   };
 
   Options runtime_options(bool traced) {
-    Options o;
+    Options o = delivery_options(options_.delivery);
     o.cpus = cpus_for(options_.queues);
     o.pin = pinned(o.cpus);
     o.preemption = spec_.mode;

@@ -1,6 +1,7 @@
 // What `jiffy kworker` found, for people.
 #include <algorithm>
 
+#include "delivery.h"
 #include "kworker.h"
 #include "published/p1.h"
 #include "text_table.h"
@@ -100,6 +101,11 @@ std::string head_text(const KworkerReport& report) {
                   format_bytes(double(first.ring.bytes())).c_str(),
                   o.block_when_full ? "blocks" : "drops");
   }
+  out += format("Fibers: %s%s.\n",
+                report.delivery == Delivery::kSignals
+                    ? "preemptible, requests delivered by signals"
+                    : "switched at safe points",
+                delivery_note(o.delivery, report.delivery));
   if (o.block_every_us > 0) {
     out += format("The producer sleeps 20 us after each %d us.\n", o.block_every_us);
   }

@@ -6,6 +6,7 @@
 
 #include "doctor.h"
 #include "exit_codes.h"
+#include "hog.h"
 #include "interrupted.h"
 #include "kworker.h"
 #include "pingpong.h"
@@ -18,6 +19,8 @@ const std::map<std::string, Preemption> kModes = {{"none", Preemption::kNone},
                                                   {"voluntary", Preemption::kVoluntary},
                                                   {"lazy", Preemption::kLazy},
                                                   {"full", Preemption::kFull}};
+const std::map<std::string, Delivery> kDeliveries = {{"signals", Delivery::kSignals},
+                                                     {"safe_points", Delivery::kSafePoints}};
 const std::map<std::string, Pool> kPools = {
     {"percpu", Pool::kPerCpu}, {"unbound", Pool::kUnbound}, {"inatomic", Pool::kInAtomic}};
 
@@ -67,6 +70,12 @@ Examples:
   jiffy pingpong --exchanges 2000 --json
 )";
 
+constexpr const char* kHogExamples = R"(
+Examples:
+  jiffy hog
+  jiffy hog --preemption lazy,full --nice 0,0,0,10 --seconds 2
+)";
+
 constexpr const char* kDoctorExamples = R"(
 Examples:
   jiffy doctor
@@ -78,6 +87,7 @@ Examples:
   jiffy doctor         what this machine offers
   jiffy kworker        a kworker starved behind a lazily preempted producer, and its cures
   jiffy pingpong       why lazy preemption costs a block and a wakeup
+  jiffy hog            for(;;) and who else gets a turn
   jiffy kworker --help
 )";
 
@@ -85,10 +95,35 @@ void footer(CLI::App* app, const char* examples) {
   app->footer(std::string(examples + 1) + "\n" + kExitCodesHelp);
 }
 
+void add_delivery(CLI::App* app, Delivery* delivery) {
+  app->add_option_function<std::string>(
+         "--delivery", [delivery](const std::string& name) { *delivery = kDeliveries.at(name); },
+         "How requests reach the host's fibers: signals (preemptible fibers), safe_points "
+         "[signals]")
+      ->check(one_of(kDeliveries));
+}
+
+void add_hog(CLI::App* app, HogOptions* o) {
+  list_option(app, "--preemption", &o->modes, kModes, "Modes: none, voluntary, lazy, full [all]");
+  app->add_option("--nice", o->nice, "Nice levels of the hogs, one for each [0,0,5]")
+      ->delimiter(',')
+      ->check(CLI::Range(-20, 19))
+      ->type_name("LIST");
+  app->add_option("--hz", o->hz, "Ticks per second: 100, 250, 1000")
+      ->check(CLI::IsMember({100, 250, 1000}))
+      ->capture_default_str();
+  app->add_option("--seconds", o->seconds, "Of each row")
+      ->check(CLI::Range(0.001, 3600.0))
+      ->capture_default_str();
+  app->add_flag("--json", o->json, "The result as JSON on stdout");
+  footer(app, kHogExamples);
+}
+
 void add_kworker(CLI::App* app, KworkerOptions* o) {
   list_option(app, "--preemption", &o->modes, kModes, "Modes: none, voluntary, lazy, full [all]");
   list_option(app, "--pool", &o->pools, kPools,
               "Who injects the interrupt: percpu, unbound (a kworker), inatomic [all]");
+  add_delivery(app, &o->delivery);
   app->add_option("--hz", o->hz, "Ticks per second: 100, 250, 1000")
       ->check(CLI::IsMember({100, 250, 1000}))
       ->capture_default_str();
@@ -181,8 +216,14 @@ int run(int argc, char** argv) {
   pingpong_app->add_option("--exchanges", pingpong.exchanges, "On each machine, in each mode")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
+  add_delivery(pingpong_app, &pingpong.delivery);
   pingpong_app->add_flag("--json", pingpong.json, "The result as JSON on stdout");
   footer(pingpong_app, kPingpongExamples);
+
+  HogOptions hog;
+  CLI::App* hog_app = app.add_subcommand(
+      "hog", "Fibers that compute without end beside one that sleeps, in each mode");
+  add_hog(hog_app, &hog);
 
   DoctorOptions doctor;
   CLI::App* doctor_app =
@@ -198,9 +239,11 @@ int run(int argc, char** argv) {
     return usage_error(error.what(), innermost(app));
   }
   kworker.command_line = pingpong.command_line = doctor.command_line = command_line;
+  hog.command_line = command_line;
   catch_interrupts();
   if (doctor_app->parsed()) return run_doctor(doctor);
   if (pingpong_app->parsed()) return run_pingpong(pingpong);
+  if (hog_app->parsed()) return run_hog(hog);
   if (const std::string wrong = inconsistency(kworker); !wrong.empty()) {
     return usage_error(wrong, *kworker_app);
   }

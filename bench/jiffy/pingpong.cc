@@ -1,5 +1,7 @@
 #include "pingpong.h"
 
+#include "delivery.h"
+
 #include <jiffy/runtime.h>
 #include <jiffy/sim.h>
 #include <jiffy/timer.h>
@@ -67,11 +69,12 @@ class Mailbox {
   uint64_t posted_ = 0, taken_ = 0;  // under queue_'s lock
 };
 
-Options options_for(const char* machine, Preemption mode) {
-  Options o;
+Options options_for(const char* machine, Delivery delivery, Preemption mode) {
+  const bool host = std::string(machine) == "host";
+  Options o = delivery_options(host ? delivery : Delivery::kSafePoints);
   o.cpus = 1;
   o.preemption = mode;
-  if (std::string(machine) == "sim") {
+  if (!host) {
     SimOptions sim;
     sim.cpus = 1;
     sim.tick_phase = kSimTickPhase;
@@ -89,11 +92,12 @@ SpawnOptions fiber(const char* name, nanoseconds slice) {
   return o;
 }
 
-BlockWakeupCounts block_wakeup(const char* machine, Preemption mode, int exchanges) {
+BlockWakeupCounts block_wakeup(const char* machine, Delivery delivery, Preemption mode,
+                               int exchanges) {
   BlockWakeupCounts counts;
   counts.machine = machine;
   counts.mode = mode;
-  Runtime rt(options_for(machine, mode));
+  Runtime rt(options_for(machine, delivery, mode));
   Mailbox to_b, to_a;
   const auto count = [&counts](bool slept) {
     ++(slept ? counts.real_wakeups : counts.noop_wakeups);
@@ -190,11 +194,11 @@ class Detour {
   nanoseconds b_waited_{0};
 };
 
-DetourCounts detour(const char* machine, Preemption mode, int exchanges) {
+DetourCounts detour(const char* machine, Delivery delivery, Preemption mode, int exchanges) {
   DetourCounts counts;
   counts.machine = machine;
   counts.mode = mode;
-  Runtime rt(options_for(machine, mode));
+  Runtime rt(options_for(machine, delivery, mode));
   rt.run([&] { Detour(rt, counts).run(exchanges); }, fiber("A", nanoseconds(0)));
   return counts;
 }
@@ -246,8 +250,8 @@ int run_pingpong(const PingpongOptions& options) {
   report.options = options;
   for (const Preemption mode : {Preemption::kFull, Preemption::kLazy}) {
     for (const char* machine : {"sim", "host"}) {
-      report.block_wakeup.push_back(block_wakeup(machine, mode, options.exchanges));
-      report.detour.push_back(detour(machine, mode, options.exchanges));
+      report.block_wakeup.push_back(block_wakeup(machine, options.delivery, mode, options.exchanges));
+      report.detour.push_back(detour(machine, options.delivery, mode, options.exchanges));
     }
   }
   report.interrupted = interrupted();

@@ -11,6 +11,7 @@ namespace jiffy {
 
 struct PingpongOptions {
   int exchanges = 500;
+  Delivery delivery = Delivery::kSignals;  // on the host
   bool json = false;
   std::string command_line;
 };

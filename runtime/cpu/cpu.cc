@@ -100,8 +100,8 @@ void take_kept_back_signals() {
 }
 #endif
 
-void preempt_enable_slow() {
-  for (;;) {
+bool preempt_enable_slow() {
+  for (bool switched = false;;) {
     preempt_disable();
     Cpu* cpu = this_cpu();
     const bool interrupted = cpu->pending.load(std::memory_order_relaxed) != 0;
@@ -111,12 +111,13 @@ void preempt_enable_slow() {
     const CpuHooks* hooks = cpu->hooks;
     preempt_enable_no_resched();
     if (!wanted) {
-      if (!more) return;
+      if (!more) return switched;
       continue;
     }
-    if (!hooks->preempt_point(interrupted)) return;
+    if (!hooks->preempt_point(interrupted)) return switched;
+    switched = true;
     // After a switch this may be another Cpu, and new interrupts may have come.
-    if (!cpu_has_work(*this_cpu())) return;
+    if (!cpu_has_work(*this_cpu())) return switched;
   }
 }
 

@@ -200,7 +200,8 @@ class alignas(128) Cpu {
   void program_oneshot();
 };
 
-void preempt_enable_slow();
+// Takes what is pending and reschedules where the rules say so. Returns whether it did the latter.
+bool preempt_enable_slow();
 
 // --- Guards. All of them nest, and cost one instruction to enter.
 
@@ -234,7 +235,7 @@ inline void preempt_enable() {
   if (preempt_count_sub_and_test(kPreemptUnit)) {
     const Cpu* cpu = this_cpu();
     if (cpu != nullptr && cpu_has_work(*cpu)) [[unlikely]] {
-      preempt_enable_slow();
+      (void)preempt_enable_slow();
     }
   }
 }
@@ -249,7 +250,7 @@ class JiffyCall {
     if (preempt_count_sub_and_test(kCallUnit)) {
       const Cpu* cpu = this_cpu();
       if (cpu != nullptr && cpu_has_work(*cpu)) [[unlikely]] {
-        preempt_enable_slow();
+        (void)preempt_enable_slow();
       }
     }
   }

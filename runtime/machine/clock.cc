@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace jiffy {
@@ -99,14 +100,21 @@ void Clock::resync() {
       base_ns_ + static_cast<int64_t>(
                      (static_cast<__int128>(static_cast<int64_t>(pair.tsc - base_tsc_)) * scale_) >>
                      kScaleShift);
-  // The true rate over the whole life of the clock, bent so that the error is gone at the next
-  // correction. Never backwards: the bend is bounded to one part in a thousand, and an error that
-  // this cannot mend in time (a suspended machine) is taken as a step forward.
   const int64_t error = pair.ns - ours;
+  // One of the two stood still or jumped (a suspended machine): a step, either way, since deadlines are
+  // kept by the other clock. The time before it says nothing about the rate.
+  if (std::abs(error) > kResyncNs / 10) {
+    base_tsc_ = first_tsc_ = pair.tsc;
+    base_ns_ = first_ns_ = last_sync_ns_ = pair.ns;
+    return;
+  }
+  // The true rate since the start or the last step, bent so that the error is gone at the next
+  // correction. Without a step the clock never goes backwards: the bend is bounded to one part in a
+  // thousand.
   __int128 rate = (static_cast<__int128>(pair.ns - first_ns_) << kScaleShift) /
                   static_cast<__int128>(std::max<uint64_t>(pair.tsc - first_tsc_, 1));
   base_tsc_ = pair.tsc;
-  base_ns_ = error > kResyncNs / 10 ? pair.ns : ours;
+  base_ns_ = ours;
   const int64_t bend = std::clamp<int64_t>(error, -kResyncNs / 1000, kResyncNs / 1000);
   rate += rate * bend / kResyncNs;
   scale_ = static_cast<int64_t>(rate);

@@ -27,7 +27,10 @@ namespace {
 }
 
 // Complains once a runtime; docs/sync.md says why it is a fault.
-[[gnu::noinline]] void complain_of_held_mutex(Fiber& fiber, int held) {
+[[gnu::noinline]] void complain_of_held_mutex(Fiber& fiber) {
+  const int held = jiffy_held_pthread_mutexes();
+  // A preemptible fiber is to the library a thread of its own.
+  if (held <= 0 || fiber.preemptible) return;
   if (fiber.state_of_runtime->complained_of_mutex.exchange(true, std::memory_order_relaxed)) return;
   std::fprintf(stderr,
                "jiffy: fiber '%s' (%llu) suspends while its thread holds %d std::mutex or pthread "
@@ -177,10 +180,8 @@ void schedule_preempt_disabled() {
   const uint32_t calls = preempt_count() - kPreemptUnit;
   if ((calls & ~kCallMask) != 0) [[unlikely]]
     scheduling_while_atomic(*self, calls);
-  if (jiffy_held_pthread_mutexes != nullptr) [[unlikely]] {
-    if (const int held = jiffy_held_pthread_mutexes(); held > 0)
-      complain_of_held_mutex(*self, held);
-  }
+  if (jiffy_held_pthread_mutexes != nullptr) [[unlikely]]
+    complain_of_held_mutex(*self);
   // The pool of a worker that really sleeps may start another one; a preempted one still counts.
   const bool hook = self->sleep_hook != nullptr &&
                     self->state.load(std::memory_order_relaxed) != FiberState::kRunning;
@@ -205,6 +206,8 @@ void yield() {
   if (const uint32_t count = preempt_count(); count != 0) [[unlikely]] {
     scheduling_while_atomic(*self, count);
   }
+  if (jiffy_held_pthread_mutexes != nullptr) [[unlikely]]
+    complain_of_held_mutex(*self);
   preempt_disable();
   Cpu* cpu = this_cpu();
   cpu->counters.add(Counter::kYields);
@@ -236,7 +239,11 @@ bool preempt_at(Moment moment) {
   const Act act = mode_rule(moment, cpu->state->mode.load(std::memory_order_relaxed));
   const bool wants =
       !cpu->current->is_idle && act_wants(act, cpu->need.load(std::memory_order_relaxed));
-  if (wants) schedule_locked_out(SwitchKind::kPreempt);
+  if (wants) {
+    if (jiffy_held_pthread_mutexes != nullptr) [[unlikely]]
+      complain_of_held_mutex(*cpu->current);
+    schedule_locked_out(SwitchKind::kPreempt);
+  }
   preempt_enable_no_resched();
   return wants;
 }
@@ -325,8 +332,9 @@ void wake_ksoftirqd(Cpu& cpu) {
 
 bool cond_resched() {
   if (current_fiber() == nullptr || preempt_count() != 0) return false;
-  if (cpu_has_work(*this_cpu())) preempt_enable_slow();  // takes interrupts: a safe point
-  return preempt_at(Moment::kCondResched);
+  // Takes interrupts: a safe point, at which a user-mode fiber may be switched already.
+  const bool switched = cpu_has_work(*this_cpu()) && preempt_enable_slow();
+  return preempt_at(Moment::kCondResched) || switched;
 }
 
 void might_sleep() {
