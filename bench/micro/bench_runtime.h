@@ -19,6 +19,14 @@ inline Options bench_options(int cpus) {
   return options;
 }
 
+// The same with fibers that can be preempted anywhere.
+inline Options preemptible_options(int cpus) {
+  Options options = bench_options(cpus);
+  options.delivery = Delivery::kSignals;
+  options.fiber_kind = FiberKind::kPreemptible;
+  return options;
+}
+
 // The peers run what is ready in turn, by round robin and without a clock. That is the FIFO class,
 // so it is what the rows with a peer for their reference run in; a note tells what the fair class
 // takes.

@@ -82,6 +82,7 @@ std::vector<Row> switch_rows();
 std::vector<Row> sync_rows();
 std::vector<Row> work_rows();
 std::vector<Row> cost_rows();
+std::vector<Row> preempt_rows();
 
 // Measures by turns, and judges by the row's bar.
 Outcome contend(const Row& row, const Settings& settings, const Contest& contest);

@@ -47,8 +47,14 @@ double yield_ring(Runtime& rt, int fibers, const SpawnOptions& options, Turn tur
   return ns;
 }
 
-Outcome run_yield(const Row& row, const Settings& settings, int fibers, Policy policy) {
-  Runtime rt(bench_options(1));
+Outcome run_yield(const Row& row, const Settings& settings, int fibers, Policy policy,
+                  const Options& runtime_options) {
+  Runtime rt(runtime_options);
+  if (const Status status = rt.start(); !status.ok()) {
+    Outcome outcome;
+    outcome.skipped = status.message();
+    return outcome;
+  }
   RawRing ring(fibers);
   const auto nothing = [](int) {};
   const SpawnOptions options = options_of(policy);
@@ -58,13 +64,13 @@ Outcome run_yield(const Row& row, const Settings& settings, int fibers, Policy p
 }
 
 Outcome run_yield_fifo_1000(const Row& row, const Settings& settings) {
-  return run_yield(row, settings, 1000, Policy::kFifo);
+  return run_yield(row, settings, 1000, Policy::kFifo, bench_options(1));
 }
 Outcome run_yield_fair_2(const Row& row, const Settings& settings) {
-  return run_yield(row, settings, 2, Policy::kNormal);
+  return run_yield(row, settings, 2, Policy::kNormal, preemptible_options(1));
 }
 Outcome run_yield_fair_1000(const Row& row, const Settings& settings) {
-  return run_yield(row, settings, 1000, Policy::kNormal);
+  return run_yield(row, settings, 1000, Policy::kNormal, preemptible_options(1));
 }
 
 // Both fibers compute as much; ours by a division whose result is inexact in one of the two, so
@@ -105,10 +111,15 @@ Outcome run_yield_mxcsr(const Row& row, const Settings& settings) {
 
 // The reference allocates its stack from a pool, runs an empty function and gives the stack back;
 // it has no scheduler, no join and no result, so the bar leaves ours some more.
-Outcome run_spawn_join(const Row& row, const Settings& settings) {
+Outcome run_spawns(const Row& row, const Settings& settings, const Options& runtime_options) {
   constexpr int64_t kSpawns = 300'000;
   namespace ctx = boost::context;
-  Runtime rt(bench_options(1));
+  Runtime rt(runtime_options);
+  if (const Status status = rt.start(); !status.ok()) {
+    Outcome outcome;
+    outcome.skipped = status.message();
+    return outcome;
+  }
   ctx::pooled_fixedsize_stack pool(rt.options().stack_size);
   const auto ours = [&rt](Policy policy) {
     const SpawnOptions options = options_of(policy);
@@ -128,6 +139,13 @@ Outcome run_spawn_join(const Row& row, const Settings& settings) {
   return outcome;
 }
 
+Outcome run_spawn_join(const Row& row, const Settings& settings) {
+  return run_spawns(row, settings, bench_options(1));
+}
+Outcome run_spawn_join_preemptible(const Row& row, const Settings& settings) {
+  return run_spawns(row, settings, preemptible_options(1));
+}
+
 }  // namespace
 
 std::vector<Row> switch_rows() {
@@ -140,14 +158,14 @@ std::vector<Row> switch_rows() {
        1,
        run_yield_fifo_1000},
       {"yield_fair_2",
-       "yield between 2 fibers, EEVDF",
+       "yield between 2 preemptible fibers, EEVDF",
        "jump_fcontext in a ring of as many",
        {Bar::kAbsolute, 60, "<= 60 ns"},
        {.jumps = 1, .locked = 1, .clocks = 1},
        1,
        run_yield_fair_2},
       {"yield_fair_1000",
-       "yield among 1000 fibers, EEVDF",
+       "yield among 1000 preemptible fibers, EEVDF",
        "jump_fcontext in a ring of as many",
        {Bar::kAbsolute, 110, "<= 110 ns"},
        {.jumps = 1, .locked = 1, .clocks = 1},
@@ -167,6 +185,13 @@ std::vector<Row> switch_rows() {
        {.jumps = 2, .locked = 6},
        1,
        run_spawn_join},
+      {"spawn_join_preemptible",
+       "the same with a preemptible fiber, whose unit has a thread control block",
+       "boost::context::fiber with pooled_fixedsize_stack",
+       {Bar::kRatio, 2, "<= 2 x"},
+       {.jumps = 2, .locked = 6},
+       1,
+       run_spawn_join_preemptible},
   };
 }
 

@@ -84,6 +84,12 @@ CounterSnapshot Runtime::counters(int cpu) const {
   return s;
 }
 
+HistogramSnapshot Runtime::preempt_delay() const {
+  HistogramSnapshot sum;
+  for (const auto& unit : state_->units) sum.merge_from(unit->cpu.preempt_delay.snapshot());
+  return sum;
+}
+
 HistogramSnapshot Runtime::queue_latency(LatencyKind kind) const {
   HistogramSnapshot sum;
   for (const auto& unit : state_->units) {

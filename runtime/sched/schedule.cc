@@ -291,6 +291,10 @@ bool irq_exit(Cpu& cpu, bool waits) {
 // What the interrupted fiber is made to call. The loop is the kernel's: what came meanwhile is
 // dealt with before the fiber goes on.
 void preempt_irq() {
+  if (Cpu& cpu = *this_cpu(); cpu.irq_entry != 0) {
+    const int64_t delay = cpu.now() - std::exchange(cpu.irq_entry, 0);
+    cpu.preempt_delay.record(static_cast<uint64_t>(delay > 0 ? delay : 0));
+  }
   for (;;) {
     const bool passes = std::exchange(this_cpu()->pass_over, false);
     schedule_as(passes ? SwitchKind::kPassOver : SwitchKind::kPreempt);

@@ -67,11 +67,13 @@ void take_interrupts(const SignalSlot& slot, ucontext_t& context) {
   const PreemptChecks& checks = slot.options->preempt_checks;
   if (slot.options->delivery != Delivery::kSignals || this_cpu() != &cpu) return;
   if (checks.count && preempt_count() != 0) return;
+  const int64_t entry = slot.options->latency_stats ? cpu.now() : 0;
   cpu.service_interrupts();
   if (!can_inject(*cpu.current, context, slot.base_mask, checks)) return;
   const bool waits = checks.futex_rule && waits_for_lock(context);
   if (!cpu.hooks->irq_exit(cpu, waits)) return;
   preempt_disable();
+  cpu.irq_entry = entry;
   inject(context);
 }
 
