@@ -302,7 +302,7 @@ TEST(ParkModel, SourceHasTheStepsInTheOrderOfTheModel) {
   expect_in_order(source("sched/run_queue.h"), "void unlock_and_notify()",
                   {"lock.unlock()", "notify("});
   expect_in_order(
-      source("sched/run_queue.cc"), "void RunQueue::notify(",
+      source("sched/run_queue.cc"), "void RunQueue::tell_idle(",
       {"std::atomic_thread_fence(std::memory_order_seq_cst)", "idle_state.load(", "->unpark("});
   expect_in_order(source("cpu/cpu.cc"), "void Cpu::raise(",
                   {"pending.fetch_or(bit, std::memory_order_seq_cst)",

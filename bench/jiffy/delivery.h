@@ -9,8 +9,9 @@ inline const char* delivery_name(Delivery delivery) {
   return delivery == Delivery::kSignals ? "signals" : "safe_points";
 }
 
-// Of a runtime whose fibers are preemptible, with signals, or cooperative, at safe points. Where thread
-// control blocks cannot be had, the former do without; the runtime's options then say safe points.
+// Of a runtime whose fibers are preemptible, with signals, or cooperative, at safe points. Where
+// thread control blocks cannot be had, the former do without; the runtime's options then say safe
+// points.
 inline Options delivery_options(Delivery delivery) {
   if (delivery == Delivery::kSafePoints) return {};
   Options options = Options::preemptible();

@@ -185,8 +185,10 @@ std::string text(const HogReport& report) {
   }
   out += table.to_string();
   out +=
-      "A user-mode hog is preempted at the tick in every mode, and by a wakeup at once in full. One in "
-      "kernel\nmode only where the mode preempts kernel code. A cooperative one never: the watchdog "
+      "A user-mode hog is preempted at the tick in every mode, and by a wakeup at once in full. "
+      "One in "
+      "kernel\nmode only where the mode preempts kernel code. A cooperative one never: the "
+      "watchdog "
       "is for that.\n";
   if (report.interrupted) out += "! Interrupted: only what was measured so far.\n";
   return out;

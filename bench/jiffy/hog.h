@@ -1,5 +1,5 @@
-// `jiffy hog`: fibers that compute without end beside one that sleeps. Who gets how much, how late is the
-// sleeper, and what does the watchdog say?
+// `jiffy hog`: fibers that compute without end beside one that sleeps. Who gets how much, how late
+// is the sleeper, and what does the watchdog say?
 #pragma once
 
 #include <jiffy/counters.h>

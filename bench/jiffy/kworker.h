@@ -84,7 +84,7 @@ struct Baseline {
 struct KworkerReport {
   KworkerOptions options;
   int cpus = 0;
-  bool pinned = false;  // each Cpu to a CPU of its own
+  bool pinned = false;                     // each Cpu to a CPU of its own
   Delivery delivery = Delivery::kSignals;  // as it is in effect
   Baseline baseline;
   std::vector<Cell> cells;

@@ -102,9 +102,8 @@ std::string head_text(const KworkerReport& report) {
                   o.block_when_full ? "blocks" : "drops");
   }
   out += format("Fibers: %s%s.\n",
-                report.delivery == Delivery::kSignals
-                    ? "preemptible, requests delivered by signals"
-                    : "switched at safe points",
+                report.delivery == Delivery::kSignals ? "preemptible, requests delivered by signals"
+                                                      : "switched at safe points",
                 delivery_note(o.delivery, report.delivery));
   if (o.block_every_us > 0) {
     out += format("The producer sleeps 20 us after each %d us.\n", o.block_every_us);

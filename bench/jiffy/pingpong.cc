@@ -1,7 +1,5 @@
 #include "pingpong.h"
 
-#include "delivery.h"
-
 #include <jiffy/runtime.h>
 #include <jiffy/sim.h>
 #include <jiffy/timer.h>
@@ -12,6 +10,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "delivery.h"
 #include "exit_codes.h"
 #include "interrupted.h"
 #include "json_report.h"
@@ -250,7 +249,8 @@ int run_pingpong(const PingpongOptions& options) {
   report.options = options;
   for (const Preemption mode : {Preemption::kFull, Preemption::kLazy}) {
     for (const char* machine : {"sim", "host"}) {
-      report.block_wakeup.push_back(block_wakeup(machine, options.delivery, mode, options.exchanges));
+      report.block_wakeup.push_back(
+          block_wakeup(machine, options.delivery, mode, options.exchanges));
       report.detour.push_back(detour(machine, options.delivery, mode, options.exchanges));
     }
   }

@@ -1,5 +1,5 @@
-// Preemption in the middle of a fiber's code: preempt_full, preempt_lazy, and delay_* for each kind of
-// hostile code.
+// Preemption in the middle of a fiber's code: preempt_full, preempt_lazy, and delay_* for each kind
+// of hostile code.
 #include <jiffy/semaphore.h>
 #include <jiffy/time.h>
 #include <pthread.h>
@@ -159,7 +159,8 @@ Outcome run_preempt_lazy(const Row& row, const Settings& settings) {
                  {[&wakee] { return wakee.run(kWakes, 1'300'000, /*longest=*/true); }, nullptr});
 }
 
-// --- The delay inside the runtime: from the entry of the handler that finds a request to the switch.
+// --- The delay inside the runtime: from the entry of the handler that finds a request to the
+// switch.
 
 // What the machine itself takes away from a thread that only reads its clock: longest gaps.
 HistogramSnapshot machine_gaps(double ns) {
@@ -175,11 +176,10 @@ HistogramSnapshot machine_gaps(double ns) {
 
 std::string describe(const char* what, const HistogramSnapshot& h) {
   char text[160];
-  std::snprintf(text, sizeof text, "%s: %llu, p50 %llu ns, p99 %llu ns, max %llu ns", what,
-                static_cast<unsigned long long>(h.count()),
-                static_cast<unsigned long long>(h.percentile(50)),
-                static_cast<unsigned long long>(h.percentile(99)),
-                static_cast<unsigned long long>(h.max()));
+  std::snprintf(
+      text, sizeof text, "%s: %llu, p50 %llu ns, p99 %llu ns, max %llu ns", what,
+      static_cast<unsigned long long>(h.count()), static_cast<unsigned long long>(h.percentile(50)),
+      static_cast<unsigned long long>(h.percentile(99)), static_cast<unsigned long long>(h.max()));
   return text;
 }
 
@@ -215,8 +215,8 @@ Outcome run_delay(const Row& row, const Settings& settings) {
   Outcome outcome = contend(row, settings, {repetition, nullptr});
   outcome.notes.push_back(describe("all delays", all));
   const PinnedHere pinned(0);
-  outcome.notes.push_back(describe("gaps above 300 ns of a thread alone in 0.4 s",
-                                   machine_gaps(400e6)));
+  outcome.notes.push_back(
+      describe("gaps above 300 ns of a thread alone in 0.4 s", machine_gaps(400e6)));
   return outcome;
 }
 

@@ -135,8 +135,8 @@ class alignas(128) Cpu {
   IdleWaiter* waiter = nullptr;  // I while it runs
   void* signal_slot = nullptr;   // I: of machine/host/signals.h
   void* thread_tcb = nullptr;    // I: the control block of the Cpu's thread
-  // P: when the handler was entered that made the running fiber call preempt_irq; 0 where latency is not
-  // measured. And how long it took from there to the switch.
+  // P: when the handler was entered that made the running fiber call preempt_irq; 0 where latency
+  // is not measured. And how long it took from there to the switch.
   int64_t irq_entry = 0;
   Histogram preempt_delay;
   bool pass_over = false;        // P: irq_exit to preempt_irq

@@ -101,8 +101,8 @@ void Clock::resync() {
                      (static_cast<__int128>(static_cast<int64_t>(pair.tsc - base_tsc_)) * scale_) >>
                      kScaleShift);
   const int64_t error = pair.ns - ours;
-  // One of the two stood still or jumped (a suspended machine): a step, either way, since deadlines are
-  // kept by the other clock. The time before it says nothing about the rate.
+  // One of the two stood still or jumped (a suspended machine): a step, either way, since deadlines
+  // are kept by the other clock. The time before it says nothing about the rate.
   if (std::abs(error) > kResyncNs / 10) {
     base_tsc_ = first_tsc_ = pair.tsc;
     base_ns_ = first_ns_ = last_sync_ns_ = pair.ns;

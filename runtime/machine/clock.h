@@ -39,8 +39,8 @@ class Clock {
     return base_ns_ + static_cast<int64_t>((static_cast<__int128>(cycles) * scale_) >> kScaleShift);
   }
 
-  // Corrects the scale so that the clock meets CLOCK_MONOTONIC again after about kResyncNs, without a
-  // step unless they are more than 10 ms apart. Called by the owner, at most every kResyncNs.
+  // Corrects the scale so that the clock meets CLOCK_MONOTONIC again after about kResyncNs, without
+  // a step unless they are more than 10 ms apart. Called by the owner, at most every kResyncNs.
   void resync();
   bool resync_due(int64_t now_ns) const {
     return virtual_now_ == nullptr && tsc_usable_ && now_ns - last_sync_ns_ >= kResyncNs;

@@ -104,7 +104,7 @@ Fiber* pull_one(Cpu& cpu, Cpu& victim) {
     cpu.rq->enqueue(*fiber, RunQueue::kMigrated, now);
   }
   victim.rq->unlock_and_notify();
-  cpu.rq->lock.unlock();
+  cpu.rq->unlock_and_notify();
   return fiber;
 }
 

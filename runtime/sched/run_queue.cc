@@ -79,12 +79,17 @@ void RunQueue::request_resched(Moment moment) {
   set_need(kNeedResched);
   count_event(state_, Counter::kHardRequests);
   trace_any(state_, TraceEvent::kHardRequest, static_cast<uint32_t>(cpu_.id), cpu_.current->id);
-  // Told after the unlock: a signal is a system call.
-  if (this_cpu() != &cpu_) notify_ = idle ? Notify::kIdle : Notify::kRunning;
+  if (this_cpu() != &cpu_) after_unlock_ |= idle ? kTellIdle : kTellRunning;
 }
 
-void RunQueue::notify(Notify whom) {
-  if (whom == Notify::kRunning) return cpu_.raise(kRescheduleVector);
+// The interrupt first: somebody waits for what it brings.
+void RunQueue::notify(unsigned todo) {
+  if ((todo & kTellRunning) != 0) cpu_.raise(kRescheduleVector);
+  if ((todo & kTellIdle) != 0) tell_idle();
+  if ((todo & kStartTick) != 0) start_tick();
+}
+
+void RunQueue::tell_idle() {
   // The request was stored under the lock; this fence stands between it and the look at the idle
   // state. Partner: the idle loop stores that it parks, fences, and looks at its requests again.
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -44,9 +44,10 @@ class alignas(64) RunQueue {
   RawSpinLock lock;
 
  private:
-  // Who must be told of a request: a Cpu that ran its idle loop, or a fiber, when it was made.
-  enum class Notify : uint8_t { kNobody, kIdle, kRunning };
-  Notify notify_ = Notify::kNobody;
+  // What is left to do when the lock is free again, since it takes a system call: tell another Cpu
+  // of a request, which ran its idle loop or a fiber when it was made; and start its tick.
+  enum AfterUnlock : uint8_t { kTellIdle = 1, kTellRunning = 2, kStartTick = 4 };
+  uint8_t after_unlock_ = 0;
   int nr_fifo_ = 0;  // stop and FIFO fibers, the current one included
   std::atomic<int> nr_hint_{0};
   std::atomic<int> movable_hint_{0};  // written under lock
@@ -87,13 +88,13 @@ class alignas(64) RunQueue {
   void tick(int64_t now);
   void hrtick(int64_t now);
 
-  // Unlocks, and wakes or interrupts another Cpu if it was asked for something.
+  // Unlocks, and does what was left for then. Needed wherever something was queued or asked for.
   void unlock_and_notify() {
-    const Notify whom = notify_;
-    notify_ = Notify::kNobody;
+    const unsigned todo = after_unlock_;
+    after_unlock_ = 0;
     lock.unlock();
-    if (whom != Notify::kNobody) [[unlikely]]
-      notify(whom);
+    if (todo != 0) [[unlikely]]
+      notify(todo);
   }
 
   void set_attributes(Fiber& fiber, Policy policy, int nice, int priority, int64_t slice_ns,
@@ -143,7 +144,8 @@ class alignas(64) RunQueue {
   void start_tick_if_needed();
   void arm_hrtick(int64_t now);
   void set_need(uint32_t bit);
-  void notify(Notify whom);
+  void notify(unsigned todo);
+  void tell_idle();
 
   void resume_passed(int64_t now);
 
@@ -205,7 +207,7 @@ inline void RunQueue::end_waiting(Fiber& fiber) {
 inline void RunQueue::start_tick_if_needed() {
   // Relaxed: a stop that races is repaired by its own look under this lock; see stop_tick().
   if (nr_running() > 1 && !cpu_.tick_running.load(std::memory_order_relaxed)) [[unlikely]] {
-    start_tick();
+    after_unlock_ |= kStartTick;
   }
 }
 

@@ -316,7 +316,7 @@ void tick(Cpu& cpu, int64_t now) {
   const int running = rq.nr_running();
   // One that sleeps delayed is taken off by a pick, which the tick has to ask for.
   const bool alone = rq.nr_queued() <= 1;
-  rq.lock.unlock();
+  rq.unlock_and_notify();
   if (const int fired = cpu.timers.expire(now); fired > 0) {
     cpu.counters.add(Counter::kTimersFired, static_cast<uint64_t>(fired));
   }
@@ -364,7 +364,7 @@ void on_timer(Cpu& cpu, void*) {
     cpu.hrtick_expiry.store(kNever, std::memory_order_relaxed);
     cpu.rq->lock.lock();
     cpu.rq->hrtick(now);
-    cpu.rq->lock.unlock();
+    cpu.rq->unlock_and_notify();
   }
   if (const int fired = cpu.timers.expire(now); fired > 0) {
     cpu.counters.add(Counter::kTimersFired, static_cast<uint64_t>(fired));

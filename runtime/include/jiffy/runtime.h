@@ -70,8 +70,8 @@ class Runtime {
   // Time from becoming runnable, or from being preempted, to running, ns; by kind of fiber. With
   // Options::latency_stats.
   HistogramSnapshot queue_latency(LatencyKind kind) const;
-  // ns from the entry of a signal's handler that found a fiber to be preempted to the switch, of all Cpus;
-  // with Options::latency_stats. Any thread.
+  // ns from the entry of a signal's handler that found a fiber to be preempted to the switch, of
+  // all Cpus; with Options::latency_stats. Any thread.
   HistogramSnapshot preempt_delay() const;
 
   // The trace of all Cpus, merged, with Options::trace_records.
