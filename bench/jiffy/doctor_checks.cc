@@ -1,4 +1,5 @@
 #include <gnu/libc-version.h>
+#include <jiffy/runtime.h>
 #include <jiffy/topology.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -190,6 +191,17 @@ Check check_fsgsbase() {
                   "no fibers with a thread-local block of their own, so no preemptible ones");
 }
 
+// What start() itself says.
+Check check_preemptible() {
+  Options options = Options::preemptible();
+  options.cpus = 1;
+  Runtime rt(options);
+  const Status status = rt.start();
+  if (status.ok()) return ok("preemptible fibers", "work");
+  return degraded("preemptible fibers", status.message(),
+                  "fibers are switched at safe points only: for(;;) keeps its Cpu");
+}
+
 Check check_libc() {
   return {"C library", CheckState::kInfo, std::string("glibc ") + gnu_get_libc_version(), ""};
 }
@@ -244,7 +256,7 @@ std::vector<Check> examine_machine() {
                                check_signals()};
   for (const Limit& limit : kLimits) checks.push_back(check_limit(limit));
   checks.insert(checks.end(), {check_maps(), check_guards(), check_fsgsbase(), check_shadow_stack(),
-                               check_libc(), check_io_uring()});
+                               check_libc(), check_preemptible(), check_io_uring()});
   return checks;
 }
 

@@ -227,6 +227,11 @@ Status Runtime::start() {
   RuntimeState& state = *state_;
   if (started()) return Status::error("the runtime has been started already");
   if (Status status = check_options(state.options); !status.ok()) return status;
+  if (shadow_stacks_on()) {
+    return Status::error(
+        "CET shadow stacks are on in this process, and end a program that switches stacks at its first "
+        "switch. Run it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off, or link without -z shstk.");
+  }
   state.machine =
       state.options.machine != nullptr ? state.options.machine : std::make_shared<HostMachine>();
   int count = 0;

@@ -83,12 +83,6 @@ bool find(Symbol* symbol, const char* name) {
   return *symbol != nullptr;
 }
 
-bool shadow_stacks_on() {
-  constexpr int kArchShstkStatus = 0x5005;
-  unsigned long features = 0;
-  return syscall(SYS_arch_prctl, kArchShstkStatus, &features) == 0 && features != 0;
-}
-
 bool has_xsavec() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid_count(13, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 2) != 0;
@@ -128,10 +122,6 @@ Probe probe() {
         "FSGSBASE (a processor since 2012, Linux 5.9, and not nofsgsbase on its command line)";
   } else if (!has_xsavec()) {
     p.missing = "XSAVEC (a processor since 2015)";
-  } else if (shadow_stacks_on()) {
-    p.missing =
-        "a process without CET shadow stacks: they end a program that switches stacks "
-        "(GLIBC_TUNABLES=glibc.cpu.hwcaps=-SHSTK)";
   } else if (!find(&l.allocate_tls, "_dl_allocate_tls") ||
              !find(&l.deallocate_tls, "_dl_deallocate_tls") ||
              !find(&l.call_tls_dtors, "__call_tls_dtors") || !find(&l.ctype_init, "__ctype_init")) {
@@ -186,6 +176,12 @@ void drain_malloc_cache(void* tcb) {
 }
 
 }  // namespace
+
+bool shadow_stacks_on() {
+  constexpr int kArchShstkStatus = 0x5005;
+  unsigned long features = 0;
+  return syscall(SYS_arch_prctl, kArchShstkStatus, &features) == 0 && features != 0;
+}
 
 Status tcb_support() {
   const Probe& p = probed();

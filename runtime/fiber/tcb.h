@@ -20,6 +20,10 @@ namespace jiffy {
 // any thread, not in a preemptible fiber.
 Status tcb_support();
 
+// Whether the kernel checks returns against a shadow stack in this process: a program that switches stacks
+// is then killed at its first switch, whatever its fibers' kind.
+bool shadow_stacks_on();
+
 // A block whose thread_locals have their initial values. Null: no memory. Allocates.
 void* tcb_create();
 // The second half of the making, which needs %fs at the block for a moment: whoever has signal

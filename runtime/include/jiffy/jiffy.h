@@ -1,6 +1,7 @@
 // All public headers of jiffy::runtime.
 #pragma once
 
+#include <jiffy/blocking.h>
 #include <jiffy/condition_variable.h>
 #include <jiffy/counters.h>
 #include <jiffy/event_fd.h>
