@@ -291,7 +291,7 @@ TEST_P(ModeTable, ScheduleClearsBothBits) {
 
 // --- The tick.
 
-TEST_P(ModeTable, TheTickPromotesALazyRequestBeforeTheClassLooks) {
+TEST_P(ModeTable, TheTickPromotesALazyRequestOnce) {
   SimWorld world = SimWorld::with_mode(mode());
   Sleeper w(world, eager("W"));
   w.settle();

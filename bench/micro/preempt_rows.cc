@@ -159,6 +159,70 @@ Outcome run_preempt_lazy(const Row& row, const Settings& settings) {
                  {[&wakee] { return wakee.run(kWakes, 1'300'000, /*longest=*/true); }, nullptr});
 }
 
+// --- The price of a short run in the fair class: a wakee that runs for r costs half of that in lag, and a
+// wait earns it half of the wait. So in the long run it waits, in the mean, as long as it runs.
+
+double mean_wait_ns(Runtime& rt, double run_ns, double seconds) {
+  Semaphore go;
+  std::atomic<bool> stop{false};
+  std::atomic<double> woken_at{0};  // 0: the wakee may be woken
+  double waited = 0;
+  int64_t wakes = 0;
+  SpawnOptions pinned_to_0 = options_of(Policy::kNormal);
+  pinned_to_0.cpu = 0;
+  auto wakee = rt.spawn(
+      [&] {
+        for (;;) {
+          go.acquire();
+          if (stop.load(std::memory_order_relaxed)) return;
+          waited += now_ns() - woken_at.load(std::memory_order_acquire);
+          ++wakes;
+          for (const double end = thread_cpu_ns() + run_ns; thread_cpu_ns() < end;) {
+          }
+          // Release: partner is the acquire of the device.
+          woken_at.store(0, std::memory_order_release);
+        }
+      },
+      pinned_to_0);
+  auto hog = rt.spawn(
+      [&stop] {
+        while (!stop.load(std::memory_order_relaxed)) {
+        }
+      },
+      pinned_to_0);
+  const PinnedHere pinned(1);
+  for (const double end = now_ns() + seconds * 1e9; now_ns() < end;) {
+    spin_for(8 * run_ns);
+    while (woken_at.load(std::memory_order_acquire) != 0) __builtin_ia32_pause();
+    woken_at.store(now_ns(), std::memory_order_release);
+    go.release();
+  }
+  while (woken_at.load(std::memory_order_acquire) != 0) __builtin_ia32_pause();
+  stop = true;
+  go.release();
+  wakee.join();
+  hog.join();
+  return waited / static_cast<double>(wakes);
+}
+
+Outcome run_wait_is_run(const Row& row, const Settings& settings) {
+  Options options = preemptible_options(1);
+  options.preemption = Preemption::kFull;
+  Runtime rt(options);
+  if (const Status status = rt.start(); !status.ok()) return skip(status);
+  constexpr double kRunNs = 100'000, kSeconds = 1;
+  Outcome outcome = contend(row, settings,
+                            {[&rt] { return mean_wait_ns(rt, kRunNs, kSeconds); },
+                             [] { return kRunNs; }});
+  for (const double run_us : {30.0, 300.0}) {
+    char what[64];
+    std::snprintf(what, sizeof what, "with a run of %.0f us", run_us);
+    outcome.notes.push_back(variant_note(
+        what, settings, [&rt, run_us] { return mean_wait_ns(rt, run_us * 1000, kSeconds); }));
+  }
+  return outcome;
+}
+
 // --- The delay inside the runtime: from the entry of the handler that finds a request to the
 // switch.
 
@@ -240,6 +304,13 @@ std::vector<Row> preempt_rows() {
        2,
        run_preempt_lazy},
   };
+  rows.push_back({"wait_is_run",
+                  "FULL: a pinned fair fiber that runs for 100 us a wakeup, beside for(;;); mean wait",
+                  "its run",
+                  {Bar::kRatio, 1.5, "about 1 x"},
+                  {},
+                  2,
+                  run_wait_is_run});
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
     for (const Hostile& one : hostile_workloads()) all.push_back(std::string("delay_") + one.name);

@@ -60,6 +60,9 @@ inline void wake_for_stop(Waiter& waiter) {
 // What is wrong with them, naming the range.
 Status check_spawn_options(const RuntimeState& state, const SpawnOptions& options);
 
+// Frees the mask of a fiber that ends or has ended. Preemption on.
+void free_mask(Fiber& fiber);
+
 // The Cpu has stopped: its cached stacks go back to their pools.
 void give_back_caches(Cpu& cpu);
 

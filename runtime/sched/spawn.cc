@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "fiber/tcb.h"
 #include "sched/placement.h"
@@ -266,6 +267,13 @@ Status check_spawn_options(const RuntimeState& state, const SpawnOptions& o) {
   return text[0] == '\0' ? Status() : Status::error(text);
 }
 
+void free_mask(Fiber& fiber) {
+  preempt_disable();
+  CpuMask* mask = std::exchange(fiber.allowed, nullptr);
+  preempt_enable();
+  delete mask;
+}
+
 void give_back_caches(Cpu& cpu) {
   for (Cpu::StackCache& cache : cpu.stack_caches) {
     while (Fiber* unit = cache.first) {
@@ -365,10 +373,7 @@ void spawn_abandon(Fiber& fiber) {
 
 void release(Fiber& fiber) {
   if (fiber.destroy != nullptr) fiber.destroy(fiber.block);
-  if (fiber.allowed != nullptr) {
-    delete fiber.allowed;
-    fiber.allowed = nullptr;
-  }
+  free_mask(fiber);
   fiber.state.store(FiberState::kFree, std::memory_order_relaxed);
   give_back_unit(*fiber.state_of_runtime, fiber);
 }

@@ -10,17 +10,32 @@
 
 namespace jiffy {
 
+namespace {
+
+bool has_leftovers(const Fiber& fiber) { return fiber.destroy != nullptr || fiber.allowed != nullptr; }
+
+// Where nobody will come for the result, it ends here: on its own stack, where its destructor may block;
+// and nothing is left to be freed in the switch, since a preempted fiber may hold a lock of malloc's.
+void drop_leftovers(Fiber& self) {
+  if (self.destroy != nullptr) std::exchange(self.destroy, nullptr)(self.block);
+  free_mask(self);  // it is about to end, so any Cpu will do
+}
+
+}  // namespace
+
 void fiber_exit() {
   Fiber* self = current_fiber();
   RuntimeState& state = *self->state_of_runtime;
-  // Nobody will come for the result: it ends here, where its destructor may block.
-  self->join_queue.lock();
-  const bool nobody = self->detached;
-  self->join_queue.unlock();
-  if (nobody && self->destroy != nullptr) std::exchange(self->destroy, nullptr)(self->block);
   preempt_disable();
-  this_cpu()->counters.add(Counter::kExits);
   self->join_queue.lock();
+  while (self->detached && has_leftovers(*self)) {
+    self->join_queue.unlock();
+    preempt_enable();
+    drop_leftovers(*self);
+    preempt_disable();
+    self->join_queue.lock();
+  }
+  this_cpu()->counters.add(Counter::kExits);
   self->done = true;
   self->reap_at_exit = self->detached;
   (void)self->join_queue.wake_locked(WaitQueue::kAll);
