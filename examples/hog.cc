@@ -1,8 +1,8 @@
 // A hog tamed: a fiber that computes without end and makes no call, and one that must run each
 // millisecond, on one virtual CPU.
 //
-// The hog is preemptible: the tick, which is a signal, interrupts it in the middle of its loop, and the
-// other one runs. Were it cooperative, the first sleep would never end.
+// The hog is preemptible: the tick, which is a signal, interrupts it in the middle of its loop, and
+// the other one runs. Were it cooperative, the first sleep would never end.
 #include <jiffy/runtime.h>
 
 #include <atomic>

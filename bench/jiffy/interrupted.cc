@@ -15,8 +15,8 @@ volatile std::sig_atomic_t interrupt_seen = 0;
 constexpr int kEnough = 3;
 constexpr int kKilledByInterrupt = 128 + SIGINT;
 
-// The handler stays: a second interrupt finds the run ending already, and changes nothing. A third is
-// somebody who does not want to wait.
+// The handler stays: a second interrupt finds the run ending already, and changes nothing. A third
+// is somebody who does not want to wait.
 void on_interrupt(int) {
   interrupt_seen = interrupt_seen + 1;
   if (interrupt_seen >= kEnough) _exit(kKilledByInterrupt);

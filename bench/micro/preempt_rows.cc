@@ -159,8 +159,9 @@ Outcome run_preempt_lazy(const Row& row, const Settings& settings) {
                  {[&wakee] { return wakee.run(kWakes, 1'300'000, /*longest=*/true); }, nullptr});
 }
 
-// --- The price of a short run in the fair class: a wakee that runs for r costs half of that in lag, and a
-// wait earns it half of the wait. So in the long run it waits, in the mean, as long as it runs.
+// --- The price of a short run in the fair class: a wakee that runs for r costs half of that in
+// lag, and a wait earns it half of the wait. So in the long run it waits, in the mean, as long as
+// it runs.
 
 double mean_wait_ns(Runtime& rt, double run_ns, double seconds) {
   Semaphore go;
@@ -211,9 +212,8 @@ Outcome run_wait_is_run(const Row& row, const Settings& settings) {
   Runtime rt(options);
   if (const Status status = rt.start(); !status.ok()) return skip(status);
   constexpr double kRunNs = 100'000, kSeconds = 1;
-  Outcome outcome = contend(row, settings,
-                            {[&rt] { return mean_wait_ns(rt, kRunNs, kSeconds); },
-                             [] { return kRunNs; }});
+  Outcome outcome = contend(
+      row, settings, {[&rt] { return mean_wait_ns(rt, kRunNs, kSeconds); }, [] { return kRunNs; }});
   for (const double run_us : {30.0, 300.0}) {
     char what[64];
     std::snprintf(what, sizeof what, "with a run of %.0f us", run_us);
@@ -304,13 +304,14 @@ std::vector<Row> preempt_rows() {
        2,
        run_preempt_lazy},
   };
-  rows.push_back({"wait_is_run",
-                  "FULL: a pinned fair fiber that runs for 100 us a wakeup, beside for(;;); mean wait",
-                  "its run",
-                  {Bar::kRatio, 1.5, "about 1 x"},
-                  {},
-                  2,
-                  run_wait_is_run});
+  rows.push_back(
+      {"wait_is_run",
+       "FULL: a pinned fair fiber that runs for 100 us a wakeup, beside for(;;); mean wait",
+       "its run",
+       {Bar::kRatio, 1.5, "about 1 x"},
+       {},
+       2,
+       run_wait_is_run});
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
     for (const Hostile& one : hostile_workloads()) all.push_back(std::string("delay_") + one.name);

@@ -107,14 +107,18 @@ bool preempt_enable_slow() {
     const bool interrupted = cpu->pending.load(std::memory_order_relaxed) != 0;
     if (interrupted) cpu->service_interrupts();
     const bool wanted = cpu->need.load(std::memory_order_relaxed) != 0;
-    const bool more = cpu->pending.load(std::memory_order_relaxed) != 0;
     const CpuHooks* hooks = cpu->hooks;
     preempt_enable_no_resched();
+    // What came while the count was up left only its bit: looked at with the count down.
+    const auto more = [] { return this_cpu()->pending.load(std::memory_order_relaxed) != 0; };
     if (!wanted) {
-      if (!more) return switched;
+      if (!more()) return switched;
       continue;
     }
-    if (!hooks->preempt_point(interrupted)) return switched;
+    if (!hooks->preempt_point(interrupted)) {
+      if (!more()) return switched;
+      continue;
+    }
     switched = true;
     // After a switch this may be another Cpu, and new interrupts may have come.
     if (!cpu_has_work(*this_cpu())) return switched;
@@ -126,8 +130,8 @@ void local_bh_enable() {
   if ((preempt_count() & kSoftirqMask) == 2 * kSoftirqUnit && !in_hardirq() && cpu != nullptr &&
       cpu->softirq_pending != 0) {
     // Run them while still counted as serving, so that the end of this region is not a nested one.
-    preempt_count_sub(2 * kSoftirqUnit);
     preempt_disable();
+    preempt_count_sub(2 * kSoftirqUnit);
     cpu->do_softirq();
     preempt_enable();
     return;

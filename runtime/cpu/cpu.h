@@ -143,7 +143,8 @@ class alignas(128) Cpu {
   Machine* machine = nullptr;    // I
   void* machine_data = nullptr;  // I: the machine's record of this Cpu
   Fiber* ksoftirqd = nullptr;    // I
-  Fiber* stopper = nullptr;      // I
+  // A, relaxed: for the watchdog. Its units stay mapped for as long as the Cpu lives.
+  std::atomic<Fiber*> stopper{nullptr};
   // A, relaxed: sched/watchdog.h. The CPU time of the thread at the stamp, 0 for not known.
   std::atomic<int64_t> watchdog_stamp{0};
   std::atomic<int64_t> watchdog_cpu_ns{0};

@@ -109,7 +109,9 @@ void init_main(void* block) {
 Status spawn_init(RuntimeState& state) {
   SpawnOptions options;
   options.name = "init";
-  options.fiber_kind = FiberKind::kCooperative;
+  // Where preemptible fibers may hold a lock of the library, who waits for it must be one, too.
+  options.fiber_kind =
+      state.tcb_stacks != nullptr ? FiberKind::kPreemptible : FiberKind::kCooperative;
   options.migratable = true;
   options.kernel_mode = true;
   options.kind = LatencyKind::kOther;
@@ -150,6 +152,14 @@ void take_down(RuntimeState& state) {
   }
   state.units.clear();
   state.cpus.clear();
+  // The destructors of thread_locals run on no Cpu and no fiber.
+  const auto forget_cpu = [](Fiber* fiber) {
+    if (fiber->context.tcb == nullptr) return;
+    words_of(fiber->context.tcb) = {
+        .count = kPreemptUnit, .reserved = 0, .cpu = nullptr, .fiber = nullptr};
+  };
+  for (auto& pool : state.other_stacks) pool->for_each_unit(forget_cpu);
+  if (state.tcb_stacks != nullptr) state.tcb_stacks->for_each_unit(forget_cpu);
   for (auto& pool : state.other_stacks) StackPool::retire(std::move(pool));
   state.other_stacks.clear();
   if (state.tcb_stacks != nullptr) StackPool::retire(std::move(state.tcb_stacks));
@@ -172,17 +182,19 @@ Status make_stacks(RuntimeState& state) {
         "preemptible fibers need delivery = Delivery::kSignals (Options::preemptible() sets both)");
   }
   const Status support = tcb_support();
-  state.shared_tls = !support.ok();
   if (support.ok()) {
     state.tcb_stacks = std::make_unique<StackPool>(o.stack_size, guard, /*with_tcb=*/true);
     return Status();
   }
-  if (o.allow_shared_tls) {
-    state.options.delivery = Delivery::kSafePoints;
-    return Status();
+  if (asked && !o.allow_shared_tls) {
+    return Status::error(support.message() +
+                         ". Use Delivery::kSafePoints, or allow_shared_tls to go without.");
   }
-  return Status::error(support.message() +
-                       ". Use Delivery::kSafePoints, or allow_shared_tls to go without.");
+  state.shared_tls = o.allow_shared_tls;
+  if (o.allow_shared_tls || !interruptible_build()) {
+    state.options.delivery = Delivery::kSafePoints;
+  }
+  return Status();
 }
 
 Status make_cpus(RuntimeState& state, int count) {
@@ -229,7 +241,8 @@ Status Runtime::start() {
   if (Status status = check_options(state.options); !status.ok()) return status;
   if (shadow_stacks_on()) {
     return Status::error(
-        "CET shadow stacks are on in this process, and end a program that switches stacks at its first "
+        "CET shadow stacks are on in this process, and end a program that switches stacks at its "
+        "first "
         "switch. Run it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off, or link without -z shstk.");
   }
   state.machine =

@@ -82,6 +82,7 @@ struct alignas(64) Fiber {
   bool kernel_mode = false;      // I
   bool migratable = false;       // I
   bool preemptible = false;      // I: has a control block of its own
+  bool passed = false;           // R: off the queue until the next tick: RunQueue::pass_over()
   bool started = false;          // P: has run at least once
   bool is_idle = false;          // I: the Cpu's own context
   Policy policy{};               // R

@@ -15,8 +15,8 @@
 #define MADV_GUARD_INSTALL 102
 #endif
 
-// Told of each stack, valgrind does not take a switch for a fault. A few instructions without effect
-// elsewhere.
+// Told of each stack, valgrind does not take a switch for a fault. A few instructions without
+// effect elsewhere.
 #if __has_include(<valgrind/valgrind.h>)
 #include <valgrind/valgrind.h>
 #else
@@ -111,7 +111,7 @@ void StackPool::retire(std::unique_ptr<StackPool> pool) {
   if (last) delete self;
 }
 
-void StackPool::release(Fiber** units, int count) {
+bool StackPool::release(Fiber** units, int count) {
   lock_.lock();
   for (int i = 0; i < count; ++i) {
     units[i]->next_free = free_;
@@ -120,7 +120,7 @@ void StackPool::release(Fiber** units, int count) {
   in_use_ -= static_cast<size_t>(count);
   const bool last = retired_ && in_use_ == 0;
   lock_.unlock();
-  if (last) delete this;
+  return last;
 }
 
 // The first guard ever made decides what kAuto is.

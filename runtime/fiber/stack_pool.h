@@ -56,7 +56,8 @@ class StackPool {
 
   // Preemption off. Takes up to `wanted` free units; 0 if there is none.
   int take(Fiber** out, int wanted);
-  void release(Fiber** units, int count);
+  // True if these were the last units of a retired pool: the caller deletes it, preemption on.
+  [[nodiscard]] bool release(Fiber** units, int count);
 
   // Preemption on; maps memory. What it made is added by adopt(), preemption off.
   Status make_slab(StackSlab** out);

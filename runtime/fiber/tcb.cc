@@ -38,6 +38,9 @@ struct Libc {
   void (*ctype_init)() = nullptr;
   const ptrdiff_t* rseq_offset = nullptr;  // null before glibc 2.35
   ptrdiff_t tid_offset = 0;                // of the thread's id in its block
+  // Of the pointer to the resolver's state, and of that state, as each thread but the first has it;
+  // 0 for not found: then the first thread's is shared.
+  ptrdiff_t resolver_slot = 0, resolver_state = 0;
 };
 
 char* thread_block() {
@@ -104,6 +107,23 @@ constexpr bool sanitized() {
   return false;
 }
 
+void find_resolver(Libc* libc) {
+  pthread_t thread;
+  const auto look = [](void* arg) -> void* {
+    auto& l = *static_cast<Libc*>(arg);
+    char* slot = static_cast<char*>(dlsym(RTLD_DEFAULT, "__resp"));  // this thread's
+    if (slot == nullptr) return nullptr;
+    char* state = nullptr;
+    std::memcpy(&state, slot, sizeof state);
+    constexpr ptrdiff_t kMost = 4096;  // within the thread's block
+    if (state < thread_block() || state > thread_block() + kMost) return nullptr;
+    l.resolver_slot = slot - thread_block();
+    l.resolver_state = state - thread_block();
+    return nullptr;
+  };
+  if (pthread_create(&thread, nullptr, look, libc) == 0) pthread_join(thread, nullptr);
+}
+
 struct Probe {
   Libc libc;
   std::string missing;
@@ -133,6 +153,7 @@ Probe probe() {
         "a C library whose thread record is known: its word for the thread's number was not found";
   }
   (void)find(&l.rseq_offset, "__rseq_offset");
+  if (p.missing.empty()) find_resolver(&l);
   return p;
 }
 
@@ -183,6 +204,8 @@ bool shadow_stacks_on() {
   return syscall(SYS_arch_prctl, kArchShstkStatus, &features) == 0 && features != 0;
 }
 
+bool interruptible_build() { return !sanitized() && !under_valgrind(); }
+
 Status tcb_support() {
   const Probe& p = probed();
   if (p.missing.empty()) return Status();
@@ -202,6 +225,10 @@ void* tcb_create() {
   char* bytes = static_cast<char*>(block);
   const int32_t tid = unique_tid();
   std::memcpy(bytes + libc.tid_offset, &tid, sizeof tid);
+  if (libc.resolver_slot != 0) {
+    char* state = bytes + libc.resolver_state;
+    std::memcpy(bytes + libc.resolver_slot, &state, sizeof state);
+  }
   if (libc.rseq_offset != nullptr) {
     // Not registered: sched_getcpu() then asks the vDSO.
     constexpr int32_t kRegistrationFailed = -2;

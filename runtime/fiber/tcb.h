@@ -20,8 +20,12 @@ namespace jiffy {
 // any thread, not in a preemptible fiber.
 Status tcb_support();
 
-// Whether the kernel checks returns against a shadow stack in this process: a program that switches stacks
-// is then killed at its first switch, whatever its fibers' kind.
+// False under a sanitizer or valgrind: their own code in the interrupted thread cannot be
+// interrupted, so requests are delivered at safe points there, whatever was asked for.
+bool interruptible_build();
+
+// Whether the kernel checks returns against a shadow stack in this process: a program that switches
+// stacks is then killed at its first switch, whatever its fibers' kind.
 bool shadow_stacks_on();
 
 // A block whose thread_locals have their initial values. Null: no memory. Allocates.

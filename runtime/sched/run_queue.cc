@@ -156,6 +156,7 @@ void RunQueue::put_back(Fiber& prev) {
 
 void RunQueue::pass_over(Fiber& current) {
   (void)dequeue(current, /*sleep=*/false);
+  current.passed = true;
   passed_.push_back(&current);
   ++nr_passed_;
 }
@@ -163,6 +164,7 @@ void RunQueue::pass_over(Fiber& current) {
 void RunQueue::resume_passed(int64_t now) {
   while (Fiber* fiber = passed_.pop_front()) {
     --nr_passed_;
+    fiber->passed = false;
     enqueue(*fiber, 0, now);
     wakeup_preempt(*fiber, 0);
   }

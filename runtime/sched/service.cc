@@ -94,6 +94,7 @@ Status spawn_service(RuntimeState& state, ServiceFibers* services, const SpawnOp
 }  // namespace
 
 Status start_service_fibers(RuntimeState& state) {
+  if (state.options.soft_lockup.count() != 0) watchdog_prepare();
   for (auto& unit : state.units) {
     auto* s = new ServiceFibers{unit->cpu, nullptr, nullptr, {}, {}, {}};
     unit->services = s;
@@ -112,7 +113,7 @@ Status start_service_fibers(RuntimeState& state) {
     status = spawn_service(state, s, options, stopper_main, &s->stopper);
     if (!status.ok()) return status;
     fiber_make_stopper(*s->stopper);
-    unit->cpu.stopper = s->stopper;
+    unit->cpu.stopper.store(s->stopper, std::memory_order_relaxed);
   }
   return Status();
 }
@@ -121,6 +122,7 @@ void stop_service_fibers(RuntimeState& state) {
   for (auto& unit : state.units) {
     ServiceFibers* s = unit->services;
     if (s == nullptr) continue;
+    unit->cpu.stopper.store(nullptr, std::memory_order_relaxed);
     s->lock.lock();
     s->stopping.store(true, std::memory_order_relaxed);
     for (Fiber* fiber : {s->stopper, s->ksoftirqd}) {
@@ -140,7 +142,6 @@ void join_service_fibers(RuntimeState& state) {
       detail::release(*fiber);
     }
     unit->cpu.ksoftirqd = nullptr;
-    unit->cpu.stopper = nullptr;
     unit->services = nullptr;
     delete s;
   }

@@ -80,18 +80,16 @@ Fiber* take_free_unit(RuntimeState& state, StackPool& pool) {
   return unit;
 }
 
-void give_back_unit(RuntimeState& state, Fiber& fiber) {
-  const PreemptGuard guard;
-  StackPool& pool = *fiber.slab->pool;
+// Preemption off. True if the pool is to be deleted.
+bool put_unit(RuntimeState& state, StackPool& pool, Fiber& fiber) {
   Cpu::StackCache* cache = cache_for(state, pool);
   if (cache == nullptr) {
     Fiber* unit = &fiber;
-    pool.release(&unit, 1);
-    return;
+    return pool.release(&unit, 1);
   }
   fiber.next_free = cache->first;
   cache->first = &fiber;
-  if (++cache->size < kCacheLimit) return;
+  if (++cache->size < kCacheLimit) return false;
   // Keep the hottest half; the others may be wanted elsewhere.
   Fiber* keep = cache->first;
   for (int i = 1; i < kCacheLimit / 2; ++i) keep = keep->next_free;
@@ -102,8 +100,17 @@ void give_back_unit(RuntimeState& state, Fiber& fiber) {
     Fiber* batch[kCacheBatch];
     int n = 0;
     for (; n < kCacheBatch && rest != nullptr; rest = rest->next_free) batch[n++] = rest;
-    pool.release(batch, n);
+    (void)pool.release(batch, n);  // others are still in the cache
   }
+  return false;
+}
+
+void give_back_unit(RuntimeState& state, Fiber& fiber) {
+  StackPool* pool = fiber.slab->pool;
+  preempt_disable();
+  const bool last = put_unit(state, *pool, fiber);
+  preempt_enable();
+  if (last) delete pool;
 }
 
 // A control block for a unit that has none yet. Its count forbids a switch from the start.
@@ -113,7 +120,10 @@ Status equip(Fiber& unit) {
     return Status::error("no memory for the thread control block of a preemptible fiber");
   }
   words_of(tcb) = {.count = kPreemptUnit, .reserved = 0, .cpu = nullptr, .fiber = nullptr};
-  tcb_init_locale(tcb);
+  {
+    const PreemptGuard guard;  // the words of another block are in place for a moment
+    tcb_init_locale(tcb);
+  }
   unit.context.tcb = tcb;
   return Status();
 }
@@ -226,6 +236,7 @@ CpuMask* mask_of(const RuntimeState& state, const SpawnOptions& o) {
 // A unit comes back from its last fiber with these as that one left them.
 void reset(Fiber& fiber) {
   fiber.on_rq = false;
+  fiber.passed = false;
   fiber.started = false;
   fiber.done = false;
   fiber.detached = false;
@@ -278,7 +289,7 @@ void give_back_caches(Cpu& cpu) {
   for (Cpu::StackCache& cache : cpu.stack_caches) {
     while (Fiber* unit = cache.first) {
       cache.first = unit->next_free;
-      unit->slab->pool->release(&unit, 1);
+      (void)unit->slab->pool->release(&unit, 1);  // not retired yet
     }
     cache.size = 0;
   }
@@ -289,6 +300,7 @@ namespace {
 Status check_preemptible(const RuntimeState& state) {
   if (state.tcb_stacks != nullptr || state.shared_tls || state.machine->simulated())
     return Status();
+  if (const Status support = tcb_support(); !support.ok()) return Status::error(support.message());
   return Status::error(
       "a preemptible fiber needs Options::delivery = Delivery::kSignals: this runtime sees "
       "requests "

@@ -96,7 +96,11 @@ bool wake_under_lock(Fiber& fiber, Cpu* local) {
     count_noop_wakeup(*fiber.state_of_runtime, local);
     return false;
   }
-  if (fiber.on_rq) {
+  if (fiber.passed) {
+    // It has announced its sleep and is preempted: the tick puts it back.
+    fiber.state.store(FiberState::kRunning, std::memory_order_relaxed);
+    count_noop_wakeup(*fiber.state_of_runtime, local);
+  } else if (fiber.on_rq) {
     wake_queued(fiber, *rq, local);
   } else {
     rq = &wake_sleeper(fiber, rq, local);

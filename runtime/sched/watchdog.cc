@@ -14,6 +14,7 @@ namespace jiffy {
 namespace {
 
 constexpr int kStampsPerThreshold = 5;
+constexpr int64_t kUnknown = -1;
 
 // Of the Cpu's thread. A process that was stopped, or a machine that was, ages the stamp too; but
 // then the thread has not run either.
@@ -43,17 +44,25 @@ void report(const Cpu& cpu, const Fiber& fiber, int64_t stuck_ns) {
 }  // namespace
 
 void watchdog_touch(Cpu& cpu, int64_t now) {
-  cpu.watchdog_cpu_ns.store(cpu.machine->simulated() || this_cpu() != &cpu ? 0 : thread_cpu_ns(),
-                            std::memory_order_relaxed);
+  const bool known = this_cpu() == &cpu && !cpu.machine->simulated();
+  cpu.watchdog_cpu_ns.store(known ? thread_cpu_ns() : kUnknown, std::memory_order_relaxed);
   cpu.watchdog_stamp.store(now, std::memory_order_relaxed);
   cpu.lockup_reported.store(false, std::memory_order_relaxed);
 }
 
+void watchdog_prepare() {
+  void* frame;
+  (void)backtrace(&frame, 1);  // the first call loads a library, which no signal handler may
+}
+
 void watchdog_tick(Cpu& cpu, int64_t now) {
   const int64_t threshold = cpu.state->options.soft_lockup.count();
-  if (threshold == 0 || cpu.stopper == nullptr) return;
+  Fiber* stopper = cpu.stopper.load(std::memory_order_relaxed);
+  if (threshold == 0 || stopper == nullptr) return;
+  // Who runs alone keeps nobody waiting.
+  if (cpu.rq->nr_running_hint() <= 1) return watchdog_touch(cpu, now);
   if (now - cpu.watchdog_stamp.load(std::memory_order_relaxed) >= threshold / kStampsPerThreshold) {
-    (void)try_to_wake_up(*cpu.stopper);
+    (void)try_to_wake_up(*stopper);
   }
 }
 
@@ -66,9 +75,11 @@ void watchdog_check(Cpu& cpu) {
   const int64_t stuck = now - cpu.watchdog_stamp.load(std::memory_order_relaxed);
   if (stuck < threshold || cpu.lockup_reported.load(std::memory_order_relaxed)) return;
   const Fiber* fiber = std::atomic_ref(cpu.current).load(std::memory_order_relaxed);
-  if (fiber->is_idle) return;
-  const int64_t ran = thread_cpu_ns() - cpu.watchdog_cpu_ns.load(std::memory_order_relaxed);
-  if (!simulated && ran < threshold / 2) return;
+  if (fiber->is_idle || cpu.rq->nr_running_hint() <= 1) return watchdog_touch(cpu, now);
+  const int64_t since = cpu.watchdog_cpu_ns.load(std::memory_order_relaxed);
+  // A stamp from another thread knows nothing of this one's time: start again from here.
+  if (!simulated && since == kUnknown) return watchdog_touch(cpu, now);
+  if (!simulated && thread_cpu_ns() - since < threshold / 2) return;
   cpu.lockup_reported.store(true, std::memory_order_relaxed);
   cpu.counters.add_shared(Counter::kSoftLockups);
   const auto hook = cpu.state->options.on_soft_lockup;

@@ -12,6 +12,9 @@ namespace jiffy {
 
 class Cpu;
 
+// Once before the first check.
+void watchdog_prepare();
+
 // By the stopper, and where a Cpu's tick starts anew.
 void watchdog_touch(Cpu& cpu, int64_t now);
 

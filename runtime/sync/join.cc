@@ -12,10 +12,13 @@ namespace jiffy {
 
 namespace {
 
-bool has_leftovers(const Fiber& fiber) { return fiber.destroy != nullptr || fiber.allowed != nullptr; }
+bool has_leftovers(const Fiber& fiber) {
+  return fiber.destroy != nullptr || fiber.allowed != nullptr;
+}
 
-// Where nobody will come for the result, it ends here: on its own stack, where its destructor may block;
-// and nothing is left to be freed in the switch, since a preempted fiber may hold a lock of malloc's.
+// Where nobody will come for the result, it ends here: on its own stack, where its destructor may
+// block; and nothing is left to be freed in the switch, since a preempted fiber may hold a lock of
+// malloc's.
 void drop_leftovers(Fiber& self) {
   if (self.destroy != nullptr) std::exchange(self.destroy, nullptr)(self.block);
   free_mask(self);  // it is about to end, so any Cpu will do

@@ -12,7 +12,14 @@ TimePoint now() {
   preempt_count_add(kPreemptUnit);
   const Cpu* cpu = this_cpu();
   const int64_t ns = cpu != nullptr ? cpu->now() : monotonic_ns();
-  preempt_enable_no_resched();
+  // No safe point, which a cooperative fiber's clock reading never was. But a preemptible one that
+  // does little else would keep off what arrives meanwhile for ever.
+  if (preempt_count_sub_and_test(kPreemptUnit)) {
+    const Fiber* self = current_fiber();
+    if (self != nullptr && self->preemptible && cpu_has_work(*this_cpu())) {
+      (void)preempt_enable_slow();
+    }
+  }
   return TimePoint(std::chrono::nanoseconds(ns));
 }
 

@@ -1,7 +1,9 @@
 // Queueing, flushing a whole queue, draining, and a queue's beginning and end.
 #include <jiffy/runtime.h>
 #include <jiffy/work.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -29,11 +31,16 @@ constexpr int kDefaultActive = 1024;
     if (worker != nullptr && worker->pwq != nullptr && worker->pwq->wq == &wq) return true;
   }
   if (wq.dropped.fetch_add(1, std::memory_order_relaxed) == 0) {
-    std::fprintf(stderr,
-                 "jiffy: work queue '%s' %s, so an item queued from outside was dropped (said once "
-                 "a queue). Rule: stop those who queue before drain, destruction and stop().\n",
-                 wq.name.c_str(),
-                 (flags & WorkQueueState::kDead) != 0 ? "has ended with its runtime" : "drains");
+    // Not by stdio, whose lock a preempted fiber may hold: this may be an interrupt.
+    char text[512];
+    const int n = std::snprintf(
+        text, sizeof text,
+        "jiffy: work queue '%s' %s, so an item queued from outside was dropped (said once "
+        "a queue). Rule: stop those who queue before drain, destruction and stop().\n",
+        wq.name.c_str(),
+        (flags & WorkQueueState::kDead) != 0 ? "has ended with its runtime" : "drains");
+    if (n > 0) [[maybe_unused]]
+      const ssize_t written = write(STDERR_FILENO, text, std::min<size_t>(size_t(n), sizeof text));
   }
   return false;
 }

@@ -5,13 +5,13 @@
 
 namespace jiffy {
 
-// While it lives the Cpu of the calling fiber takes no interrupt, and its thread gets none of jiffy's
-// signals: a system call is neither repeated nor ended by them (EINTR). The fiber keeps the Cpu, also
-// while the call sleeps, so keep it short, or use offload(), which keeps nobody waiting.
+// While it lives the Cpu of the calling fiber takes no interrupt, and its thread gets none of
+// jiffy's signals: a system call is neither repeated nor ended by them (EINTR). The fiber keeps the
+// Cpu, also while the call sleeps, so keep it short, or use offload(), which keeps nobody waiting.
 //
-// Inside: system calls only. No jiffy call that may block (it aborts), and nothing that may wait for another
-// fiber of this Cpu, such as a lock of malloc or stdio: its holder would never run. On a plain
-// thread it does nothing. Not copied, ends on the fiber that began it.
+// Inside: system calls only. No jiffy call that may block (it aborts), and nothing that may wait
+// for another fiber of this Cpu, such as a lock of malloc or stdio: its holder would never run. On
+// a plain thread it does nothing. Not copied, ends on the fiber that began it.
 class BlockingRegion {
  public:
   BlockingRegion();

@@ -28,7 +28,8 @@ const char* preemption_name(Preemption mode);
 enum class Delivery : uint8_t {
   kSafePoints,  // the fiber sees it at its next jiffy call; interrupts are taken there too
   kSignals,     // interrupts are signals to the Cpu's thread, and are taken at once; a preemptible
-                // fiber is switched there too, a cooperative one still inside jiffy calls only
+                // fiber is switched there too, a cooperative one still inside jiffy calls only. (A
+                // sanitizer's or valgrind's code cannot be interrupted: there it is kSafePoints.)
 };
 
 // What of a thread a fiber has for itself. docs/preemption.md says what code in each may do.

@@ -3,6 +3,7 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "cpu/cpu.h"
@@ -146,7 +147,7 @@ namespace {
 
 constexpr ptrdiff_t kRedZone = 128;
 constexpr size_t kPushed = 16 * 8;
-constexpr size_t kSchedule = 4096;  // what schedule() and what it calls may use
+constexpr size_t kSchedule = 6144;  // schedule(), and interrupts that came meanwhile
 
 size_t xsave_size() {
   unsigned eax, ebx, ecx, edx;
@@ -201,8 +202,13 @@ bool waits_for_lock(const ucontext_t& context) {
   }
   // sched_yield() has returned: "mov $24, %eax; syscall" lies behind.
   static const unsigned char kYield[] = {0xb8, SYS_sched_yield, 0, 0, 0, 0x0f, 0x05};
-  return rax == 0 && bytes_before(pc) >= sizeof kYield &&
-         std::memcmp(pc - sizeof kYield, kYield, sizeof kYield) == 0;
+  // So has a futex call with a time limit, which is not repeated; its caller will wait again.
+  static const unsigned char kFutex[] = {0xb8, SYS_futex, 0, 0, 0, 0x0f, 0x05};
+  static_assert(sizeof kYield == sizeof kFutex);
+  if (bytes_before(pc) < sizeof kYield) return false;
+  const unsigned char* call = pc - sizeof kYield;
+  return (rax == 0 && std::memcmp(call, kYield, sizeof kYield) == 0) ||
+         (rax == -EINTR && std::memcmp(call, kFutex, sizeof kFutex) == 0);
 }
 
 void inject(ucontext_t& context) {

@@ -181,6 +181,7 @@ Status acquire_signals(bool alternate_stack) {
   Registration& r = registration();
   const std::lock_guard<std::mutex> lock(r.mutex);
   if (r.users++ > 0) return Status();
+  (void)injection_room();  // measures it, under the lock and before any handler
   void* arena = mmap(nullptr, kSlots * SignalSlot::kSize, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (arena == MAP_FAILED) {
@@ -228,7 +229,6 @@ Status enter_signal_slot(Cpu& cpu, const Options& options, SignalSlot** out) {
   slot->cpu = &cpu;
   slot->options = &options;
   cpu.signal_slot = slot;
-  (void)injection_room();  // measures it, outside a handler
   stack_t stack = {};
   stack.ss_sp = slot->stack();
   stack.ss_size = SignalSlot::kStackSize;

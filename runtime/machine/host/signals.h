@@ -1,7 +1,7 @@
-// The process-wide part of the host machine: signal handlers and the stacks they run on. It is the only
-// mutable state that a process has of jiffy besides its runtimes, but for a count that makes the
-// numbers of thread control blocks unique. It is reference counted, and the last runtime to stop
-// restores the handlers that it found.
+// The process-wide part of the host machine: signal handlers and the stacks they run on. It is the
+// only mutable state that a process has of jiffy besides its runtimes, but for a count that makes
+// the numbers of thread control blocks unique. It is reference counted, and the last runtime to
+// stop restores the handlers that it found.
 #pragma once
 
 #include <jiffy/options.h>
