@@ -103,7 +103,14 @@ Status HostMachine::start(const Options& options, Cpu* const* cpus, int count) {
   // Release: partner is the acquire in thread_main().
   go_.store(failure.ok() ? 1 : 2, std::memory_order_release);
   (void)futex(go_, FUTEX_WAKE, INT32_MAX, nullptr);
-  if (!failure.ok()) stop();
+  if (!failure.ok()) {
+    stop();
+    return failure;
+  }
+  // What on_cpu_start sets up, an idle waiter for one, is there before anybody wakes a Cpu.
+  if (on_cpu_start_) {
+    while (ready_.load(std::memory_order_acquire) < 2 * started) usleep(50);
+  }
   return failure;
 }
 
@@ -129,7 +136,11 @@ void* HostMachine::thread_main(void* arg) {
     (void)futex(machine.go_, FUTEX_WAIT_BITSET, 0, nullptr);
   }
   if (machine.go_.load(std::memory_order_relaxed) == 1) {
-    if (machine.on_cpu_start_) machine.on_cpu_start_(thread.cpu->id);
+    if (machine.on_cpu_start_) {
+      machine.on_cpu_start_(thread.cpu->id);
+      // Release: partner is the second acquire in start().
+      machine.ready_.fetch_add(1, std::memory_order_release);
+    }
     thread.cpu->hooks->main(*thread.cpu);
     if (machine.on_cpu_stop_) machine.on_cpu_stop_(thread.cpu->id);
   }

@@ -55,7 +55,8 @@ class HostMachine final : public Machine {
   void arm_tick(Thread& thread);
 
   std::vector<std::unique_ptr<Thread>> threads_;
-  std::atomic<int> ready_{0};         // A: threads that entered or failed. Release/acquire.
+  // A: threads that entered or failed, plus those that have called on_cpu_start. Release/acquire.
+  std::atomic<int> ready_{0};
   std::atomic<uint32_t> go_{0};       // A, a futex: 1 run, 2 give up. Release/acquire.
   const Options* options_ = nullptr;  // I: the runtime's, which outlives it
   bool use_signals_ = false;          // I
