@@ -116,10 +116,16 @@ void run_all(Policy policy, const Case& c) {
     std::unique_ptr<Shuffler> shuffler;
     if (policy == Policy::kFifo) shuffler = std::make_unique<Shuffler>(rt, fibers);
     uint64_t before = 0;
-    for (Budget budget(c.share); budget.left();) {
+    bool all_ran = false;
+    for (Budget budget(c.share); budget.left() || !all_ran;) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       uint64_t rounds = 0;
-      for (auto& run : runs) rounds += run->rounds.load(std::memory_order_relaxed);
+      all_ran = true;
+      for (auto& run : runs) {
+        const uint64_t own = run->rounds.load(std::memory_order_relaxed);
+        all_ran = all_ran && (own > 1 || run->error.load() != nullptr);
+        rounds += own;
+      }
       if (rounds != before) watchdog.progress();
       before = rounds;
     }

@@ -35,6 +35,7 @@ struct PingPong {
       : world(with(mode)), b(world, eager("B", 100us), [this] {
           consume(5us);
           answered = true;
+          const PreemptGuard guard;
           (void)try_to_wake_up(*a.native());
         }) {
     b.settle();

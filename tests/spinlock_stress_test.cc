@@ -40,6 +40,7 @@ TEST(SpinLockStress, ExcludesAndIsFreeAfterTheLastUnlock) {
   EXPECT_TRUE(lock.try_lock());
   EXPECT_TRUE(lock.is_locked());
   EXPECT_FALSE(lock.try_lock());
+  lock.unlock();
 }
 
 // A Cpu whose fibers do nothing but yield has its run queue locked nearly all the time. With an

@@ -9,6 +9,38 @@
 
 namespace jiffy {
 
+namespace {
+
+// Around a handler: it ends with the counts and the locks that it began with. Checked with the
+// locks; elsewhere it is nothing.
+class HandlerCheck {
+ public:
+#ifdef JIFFY_CHECK_LOCKS
+  HandlerCheck(const Cpu& cpu, const char* kind, int nr)
+      : cpu_(cpu), kind_(kind), nr_(nr), count_(preempt_count()), locks_(cpu.held_locks.count) {}
+  ~HandlerCheck() {
+    if (preempt_count() == count_ && cpu_.held_locks.count == locks_) return;
+    std::fprintf(
+        stderr,
+        "jiffy: the handler of %s %d on Cpu %d began with count %#x and %d locks and ended "
+        "with count %#x and %d locks\n",
+        kind_, nr_, cpu_.id, count_, locks_, preempt_count(), cpu_.held_locks.count);
+    std::abort();
+  }
+
+ private:
+  const Cpu& cpu_;
+  const char* const kind_;
+  const int nr_;
+  const uint32_t count_;
+  const int locks_;
+#else
+  HandlerCheck(const Cpu&, const char*, int) {}
+#endif
+};
+
+}  // namespace
+
 extern "C" {
 thread_local constinit this_cpu_internal::Words jiffy_this_cpu_words
     __attribute__((tls_model("initial-exec"), used)) = {};
@@ -51,7 +83,9 @@ void Cpu::service_interrupts() {
     const int vector = std::countr_zero(bits);
     bits &= bits - 1;
     const Irq irq = irqs[static_cast<size_t>(vector)];
-    if (irq.handler != nullptr) irq.handler(*this, irq.arg);
+    if (irq.handler == nullptr) continue;
+    [[maybe_unused]] const HandlerCheck check(*this, "interrupt", vector);
+    irq.handler(*this, irq.arg);
   }
   preempt_count_sub(kHardirqUnit);
   if (softirq_pending != 0 && !in_interrupt()) do_softirq();
@@ -72,7 +106,9 @@ void Cpu::do_softirq() {
       bits &= bits - 1;
       const Soft soft = softirqs[static_cast<size_t>(nr)];
       trace_event(TraceEvent::kSoftirq, static_cast<uint32_t>(nr));
-      if (soft.handler != nullptr) soft.handler(*this, soft.arg);
+      if (soft.handler == nullptr) continue;
+      [[maybe_unused]] const HandlerCheck check(*this, "soft interrupt", nr);
+      soft.handler(*this, soft.arg);
     }
     if (softirq_pending == 0) break;
     const bool hard = (need.load(std::memory_order_relaxed) & kNeedResched) != 0;

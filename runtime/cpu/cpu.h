@@ -155,6 +155,9 @@ class alignas(128) Cpu {
     int size = 0;
   };
   std::array<StackCache, 2> stack_caches;
+#ifdef JIFFY_CHECK_LOCKS
+  HeldLocks held_locks;  // P
+#endif
   int64_t oneshot_armed = kNever;              // P
   std::atomic<int64_t> hrtick_expiry{kNever};  // R; read by the owner
   int64_t tick_period = 0;                     // I: ns
@@ -302,6 +305,8 @@ void local_bh_enable();
 // A spin lock whose holder cannot be switched out.
 class SpinLock {
  public:
+  explicit SpinLock(LockClass lock_class = LockClass::kOther) : raw_(lock_class) {}
+
   void lock() {
     preempt_disable();
     raw_.lock();

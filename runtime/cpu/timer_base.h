@@ -76,7 +76,7 @@ class TimerBase {
 
   Cpu& cpu_;
   bool expiring_ = false;  // by the owner, read by the owner
-  RawSpinLock lock_;
+  RawSpinLock lock_{LockClass::kTimers};
   Treap<TimerNode, TimerTraits> timers_;  // under lock_
   // Written under lock_; read without it. No partner: a stale value delays nothing, since whoever
   // makes it earlier is the owner itself.

@@ -106,7 +106,7 @@ struct alignas(64) Fiber {
   void* block = nullptr;
 
   // Joining. J is the lock of this queue.
-  WaitQueue join_queue;
+  WaitQueue join_queue{LockClass::kHandoff};
   bool done = false;          // J
   bool detached = false;      // J
   bool reap_at_exit = false;  // P: it was detached when it ended, so its Cpu frees it

@@ -99,7 +99,7 @@ class StackPool {
   std::atomic<int> fail_next_{0};           // A, relaxed
 
   // Under lock_.
-  RawSpinLock lock_;
+  RawSpinLock lock_{LockClass::kStackPool};
   Fiber* free_ = nullptr;
   size_t in_use_ = 0;
   bool retired_ = false;  // who brings the last unit back destroys it

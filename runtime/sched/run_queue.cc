@@ -25,7 +25,8 @@ void prefetch(const Fiber& fiber) {
 }  // namespace
 
 RunQueue::RunQueue(Cpu& cpu, RuntimeState& state)
-    : cpu_(cpu),
+    : lock(LockClass::kRunQueue, cpu.id),
+      cpu_(cpu),
       state_(state),
       stamps_(state.options.latency_stats),
       hrtick_(state.options.hrtick) {}

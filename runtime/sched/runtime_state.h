@@ -51,7 +51,7 @@ struct RuntimeState {
   std::atomic<Preemption> mode;
   // A: set once, before an interrupt to each Cpu: after that interrupt each exit sees it.
   std::atomic<bool> draining{false};
-  RawSpinLock drain_lock;
+  RawSpinLock drain_lock{LockClass::kDrain};
   Waiter* drain_waiter = nullptr;      // L: drain_lock. Told of each exit while draining
   std::atomic<bool> stop_cpus{false};  // A, seq_cst; partner: the idle loop
   // A, seq_cst: a foreign spawn announces itself below and then looks here; stop() clears it and
@@ -74,7 +74,7 @@ struct RuntimeState {
   // Stack pools of other sizes. L: pools_lock. Of a capacity that is never exceeded, so that
   // nothing allocates under the lock.
   static constexpr size_t kMostPools = 64;
-  RawSpinLock pools_lock;
+  RawSpinLock pools_lock{LockClass::kPools};
   std::vector<std::unique_ptr<StackPool>> other_stacks;
 
   int drain_acks = 0;  // L: drain_lock. Cpus that have seen `draining`

@@ -280,9 +280,11 @@ bool wanted_at_irq_exit(const Cpu& cpu) {
 
 bool irq_exit(Cpu& cpu, bool waits) {
   if (waits) {
+    preempt_disable();
     cpu.rq->lock.lock();
     cpu.pass_over = cpu.rq->nr_running() > 1;
     cpu.rq->lock.unlock();
+    preempt_enable_no_resched();  // signals are blocked in the handler: nothing came
     if (cpu.pass_over) return true;
   }
   return wanted_at_irq_exit(cpu);

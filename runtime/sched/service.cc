@@ -22,7 +22,7 @@ struct ServiceFibers {
   Fiber* stopper = nullptr;
   Fiber* ksoftirqd = nullptr;
   std::atomic<bool> stopping{false};  // A; relaxed, written under lock, read under it
-  SpinLock lock;
+  SpinLock lock{LockClass::kService};
   List<StopRequest, &StopRequest::node> requests;  // under lock
 };
 
@@ -96,7 +96,7 @@ Status spawn_service(RuntimeState& state, ServiceFibers* services, const SpawnOp
 Status start_service_fibers(RuntimeState& state) {
   if (state.options.soft_lockup.count() != 0) watchdog_prepare();
   for (auto& unit : state.units) {
-    auto* s = new ServiceFibers{unit->cpu, nullptr, nullptr, {}, {}, {}};
+    auto* s = new ServiceFibers{.cpu = unit->cpu, .requests = {}};
     unit->services = s;
     SpawnOptions options;
     options.cpu = unit->cpu.id;

@@ -170,6 +170,7 @@ void Waiter::cancel() {
   if (fiber != nullptr) {
     // A waker may be at work under the queue's lock, so the state is not ours to store: it counts
     // as a wakeup of oneself.
+    const PreemptGuard guard;
     (void)try_to_wake_up(*fiber);
   } else {
     word.store(1, std::memory_order_relaxed);

@@ -24,7 +24,7 @@ TimePoint now() {
 }
 
 WaitResult sleep_until(const Until& until) {
-  WaitQueue nobody;
+  WaitQueue nobody(LockClass::kHandoff);
   return nobody.wait([] { return false; }, until);
 }
 

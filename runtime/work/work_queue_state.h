@@ -57,7 +57,7 @@ struct WorkQueueState {
   uint8_t colour = 0;  // M: of what is queued now
   int drainers = 0;    // M
   Semaphore free_colours{kFlushColours - 1};
-  RawSpinLock flush_lock;
+  RawSpinLock flush_lock{LockClass::kFlush};
   List<Flusher, &Flusher::node> flushers;            // F: the oldest first; they end in this order
   std::array<Flusher*, kFlushColours> flusher_of{};  // F: by colour
 
@@ -79,7 +79,7 @@ class WorkState {
   RuntimeState& state;                             // I
   std::vector<std::unique_ptr<WorkerPool>> pools;  // I: a Cpu's each, then the unbound one
   std::unique_ptr<WorkQueue> percpu_wq, dfl_wq;    // I
-  SpinLock lock;
+  SpinLock lock{LockClass::kWorkQueues};
   List<WorkQueueState, &WorkQueueState::registered> queues;  // R
   // A: workers and the creator. A worker is counted after its spawn and never leaves before the
   // shutdown, so that who waits for all other fibers never counts one too many.

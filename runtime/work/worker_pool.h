@@ -70,7 +70,7 @@ struct Worker {
 struct WorkerPool {
   WorkerPool(WorkState& w, RuntimeState& s, int i, Cpu* c) : work(w), state(s), cpu(c), id(i) {}
 
-  SpinLock lock;
+  SpinLock lock{LockClass::kWorkerPool};
   List<WorkNode, &WorkNode::node> worklist;  // L
   // P, A: workers that execute and do not sleep. Relaxed: changed on the pool's Cpu only; who reads
   // a stale value elsewhere wakes a worker in vain. Always 0 in an unbound pool, hence each item

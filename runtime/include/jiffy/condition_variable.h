@@ -44,7 +44,7 @@ class ConditionVariable {
  private:
   void notify(int count);
 
-  WaitQueue waiters_;
+  WaitQueue waiters_{LockClass::kHandoff};
 };
 
 }  // namespace jiffy

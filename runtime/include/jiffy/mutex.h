@@ -55,7 +55,7 @@ class Mutex {
   void unlock_slow();
 
   std::atomic<uint32_t> word_{kFree};
-  WaitQueue waiters_;
+  WaitQueue waiters_{LockClass::kHandoff};
 };
 
 }  // namespace jiffy

@@ -86,7 +86,8 @@ class WaitQueue {
  public:
   static constexpr int kAll = 0;
 
-  WaitQueue() = default;
+  // kHandoff: for a queue whose entries only wake fibers and threads.
+  explicit WaitQueue(LockClass lock_class = LockClass::kWaitQueue) : lock_(lock_class) {}
   WaitQueue(const WaitQueue&) = delete;
   WaitQueue& operator=(const WaitQueue&) = delete;
 

@@ -1,6 +1,7 @@
 // A spin lock in order of arrival, with a bounded spin before it gives the processor away.
 #pragma once
 
+#include <jiffy/detail/lock_class.h>
 #include <sched.h>
 
 #include <atomic>
@@ -25,6 +26,20 @@ void spin_until(Condition condition) {
   }
 }
 
+class RawSpinLock;
+
+// What a Cpu, or a thread that is none, holds: kept where JIFFY_CHECK_LOCKS is on.
+struct HeldLocks {
+  static constexpr int kMost = 8;
+  struct Held {
+    const RawSpinLock* lock;
+    LockClass lock_class;
+    int order;
+  };
+  Held locks[kMost] = {};
+  int count = 0;
+};
+
 // A raw spin lock. It knows nothing of preemption: code that runs on fibers uses SpinLock of
 // cpu/cpu.h, which also keeps its holder on the Cpu.
 //
@@ -37,25 +52,37 @@ void spin_until(Condition condition) {
 // something under it, and then sees that the granter has left, may destroy it.
 class RawSpinLock {
  public:
-  RawSpinLock() = default;
+#ifdef JIFFY_CHECK_LOCKS
+  // `order`: among locks of one class that may be held together.
+  explicit RawSpinLock(LockClass lock_class = LockClass::kOther, int order = 0)
+      : lock_class_(lock_class), order_(order) {}
+  ~RawSpinLock();
+#else
+  explicit RawSpinLock(LockClass = LockClass::kOther, int = 0) {}
+#endif
   RawSpinLock(const RawSpinLock&) = delete;
   RawSpinLock& operator=(const RawSpinLock&) = delete;
 
   void lock() {
+    check_lock();
     const uint32_t ticket = next_.fetch_add(1, std::memory_order_relaxed);
     if (!is_served(ticket)) [[unlikely]]
       lock_slow(ticket);
+    note_locked();
   }
 
   bool try_lock() {
     // Acquire: partner is the release store in unlock(). It has to be this load: unlock() never
     // writes next_, so nothing would pair with an acquire there.
     uint32_t ticket = serving_.load(std::memory_order_acquire);
-    return next_.compare_exchange_strong(ticket, ticket + 1, std::memory_order_relaxed,
-                                         std::memory_order_relaxed);
+    const bool taken = next_.compare_exchange_strong(ticket, ticket + 1, std::memory_order_relaxed,
+                                                     std::memory_order_relaxed);
+    if (taken) note_locked();
+    return taken;
   }
 
   void unlock() {
+    note_unlocked();
     // Only the holder writes it. Release: partner is the acquire in is_served().
     serving_.store(serving_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
@@ -73,6 +100,19 @@ class RawSpinLock {
   }
 
  private:
+#ifdef JIFFY_CHECK_LOCKS
+  bool may_nest(const HeldLocks::Held& held) const;
+  void check_lock() const;  // that it may be taken here and now
+  void note_locked() const;
+  void note_unlocked() const;
+  const LockClass lock_class_;
+  const int order_;
+#else
+  void check_lock() const {}
+  void note_locked() const {}
+  void note_unlocked() const {}
+#endif
+
   bool is_served(uint32_t ticket) const {
     // Acquire: partner is the release store in unlock().
     return serving_.load(std::memory_order_acquire) == ticket;
