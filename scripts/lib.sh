@@ -19,6 +19,7 @@ packages='
    libboost-fiber-dev    all             peer in the micro benchmarks
    gnuplot-nox           demo            plots
    gdb                   test            tests of the gdb script
+   valgrind              test            tests under valgrind, and its knowledge of fiber stacks
    clang                 full            clang and thread-sanitizer builds
    libclang-rt-dev       full            sanitizer runtime of clang
 '

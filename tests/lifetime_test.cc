@@ -128,8 +128,16 @@ TEST_P(LifetimeTest, ADetachedFibersResultMayBlockInItsDestructor) {
   const auto where = std::make_shared<std::string>();
   SpawnOptions options;
   options.name = "owner";
+  Semaphore detached(0);
   rt->run([&] {
-    spawn([&] { return Result(gate, where); }, options).detach();
+    auto owner = spawn(
+        [&] {
+          detached.acquire();
+          return Result(gate, where);
+        },
+        options);
+    owner.detach();
+    detached.release();
     yield();
     yield();
     gate->release();

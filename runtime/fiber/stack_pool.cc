@@ -15,14 +15,6 @@
 #define MADV_GUARD_INSTALL 102
 #endif
 
-// Told of each stack, valgrind does not take a switch for a fault. A few instructions without
-// effect elsewhere.
-#if __has_include(<valgrind/valgrind.h>)
-#include <valgrind/valgrind.h>
-#else
-#define VALGRIND_STACK_REGISTER(start, end) ((void)(start), (void)(end))
-#endif
-
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #else
@@ -156,7 +148,8 @@ Status StackPool::make_slab(StackSlab** out) {
       return guard_error(error);
     }
   }
-  *out = new StackSlab{this, base, unit_size_, kUnitsPerSlab};
+  *out = new StackSlab{this, base, unit_size_, kUnitsPerSlab, {}};
+  (*out)->known.reserve(kUnitsPerSlab);
   for (uint32_t i = 0; i < kUnitsPerSlab; ++i) {
     char* unit = base + i * unit_size_;
     Fiber* fiber = new ((*out)->fiber_at(i)) Fiber;
@@ -165,7 +158,7 @@ Status StackPool::make_slab(StackSlab** out) {
     fiber->context.stack_size =
         static_cast<size_t>(reinterpret_cast<char*>(fiber) - (unit + page_size_));
     fiber->block_limit = fiber;
-    (void)VALGRIND_STACK_REGISTER(unit + page_size_, fiber);
+    (*out)->known.emplace_back(unit + page_size_, fiber);
   }
   return Status();
 }

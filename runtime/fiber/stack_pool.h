@@ -8,8 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "fiber/fiber.h"
+#include "fiber/known_stack.h"
 
 namespace jiffy {
 
@@ -31,6 +33,7 @@ struct StackSlab {
   char* base;
   size_t unit_size;
   uint32_t count;
+  std::vector<KnownStack> known;
   StackSlab* next = nullptr;
   Fiber* fiber_at(uint32_t i) const;
 };

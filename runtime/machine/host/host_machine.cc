@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "cpu/cpu.h"
+#include "fiber/known_stack.h"
 
 namespace jiffy {
 
@@ -141,6 +142,7 @@ void* HostMachine::thread_main(void* arg) {
       // Release: partner is the second acquire in start().
       machine.ready_.fetch_add(1, std::memory_order_release);
     }
+    const KnownStack known = KnownStack::of_this_thread();
     thread.cpu->hooks->main(*thread.cpu);
     if (machine.on_cpu_stop_) machine.on_cpu_stop_(thread.cpu->id);
   }

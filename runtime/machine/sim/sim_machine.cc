@@ -46,6 +46,7 @@ Status SimMachine::start(const Options& options, Cpu* const* cpus, int count) {
     if (stack == MAP_FAILED) return Status::error("no memory for the stacks of the simulated Cpus");
     sim->cpu = cpus[i];
     sim->stack = static_cast<char*>(stack);
+    sim->known = KnownStack(sim->stack, sim->stack + kIdleStackSize);
     Context& idle = cpus[i]->idle.context;
     idle.stack_bottom = stack;
     idle.stack_size = kIdleStackSize;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fiber/context.h"
+#include "fiber/known_stack.h"
 #include "machine/machine.h"
 
 namespace jiffy {
@@ -46,6 +47,7 @@ class SimMachine final : public Machine {
   struct SimCpu {
     Cpu* cpu = nullptr;
     char* stack = nullptr;
+    KnownStack known;
     Context context;            // where the Cpu handed control to the loop
     Context* resume = nullptr;  // what the loop switches to: `context`, or the idle loop at first
     uint32_t saved_count = 0;
