@@ -35,6 +35,9 @@ struct HostileRun {
 // malloc, printf, exceptions, avx512 (where present), errno, std_mutex, static_init, clock, spin.
 const std::vector<Hostile>& hostile_workloads();
 
+// The same for jiffy's own calls: mutex, waits, spawn, stop.
+const std::vector<Hostile>& hostile_calls();
+
 // After the run: each line of the file is whole and says what was written.
 bool file_is_intact(const std::string& file, uint64_t* lines);
 
