@@ -1,5 +1,5 @@
 # jiffy_add_test(name label timeout_seconds command...): a CTest test with the environment that the
-# sanitizers need. A timeout of 0 leaves the timeout to the caller of CTest.
+# sanitizers need. A timeout of 0 leaves the timeout to the caller of CTest; others are tripled under a sanitizer.
 
 set(jiffy_test_environment
     "ASAN_OPTIONS=detect_stack_use_after_return=0:detect_leaks=1"
@@ -19,6 +19,9 @@ endif()
 function(jiffy_add_test name label timeout)
   add_test(NAME ${name} COMMAND ${jiffy_test_launcher} ${ARGN})
   set_tests_properties(${name} PROPERTIES LABELS ${label} ENVIRONMENT "${jiffy_test_environment}")
+  if(timeout GREATER 0 AND NOT JIFFY_SANITIZE STREQUAL "")
+    math(EXPR timeout "3 * ${timeout}")
+  endif()
   if(timeout GREATER 0)
     set_tests_properties(${name} PROPERTIES TIMEOUT ${timeout})
   endif()

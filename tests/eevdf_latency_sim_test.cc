@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "support/sanitizer.h"
 #include "support/sim_world.h"
 
 namespace jiffy {
@@ -138,6 +139,7 @@ Latency measure(const Load& load) {
 
 TEST(EevdfClosedForm, MeanWaitIsTheRunTime) {
   for (const auto run : {1us, 3us, 10us, 30us}) {
+    if (run == 1us && kSlowdown > 1) continue;  // half a minute
     for (const auto slice : {700us, 2800us}) {
       // The sum of all waits is known to one wait: rare waits need a long run.
       const Latency l = measure({.slice = slice, .run = run, .length = run == 1us ? 20s : 5s});

@@ -69,9 +69,14 @@ std::string plot_problem(const std::string& file) {
 bool gnuplot_missing() { return std::system("command -v gnuplot >/dev/null 2>&1") != 0; }
 
 Status write_plot(const KworkerReport& report, const std::string& file) {
-  const auto measured = [](const Cell& cell) { return !cell.runs.empty(); };
-  if (std::none_of(report.cells.begin(), report.cells.end(), measured)) {
-    return Status::error("no cell was measured to its end, so that there is nothing to draw");
+  // A logarithmic axis has no place for nothing.
+  const auto to_draw = [](const Cell& cell) {
+    return !cell.runs.empty() && latency_of(cell, &CellRun::signal_to_run).mean_ns > 0;
+  };
+  if (std::none_of(report.cells.begin(), report.cells.end(), to_draw)) {
+    return Status::error(
+        "there is nothing to draw: no cell was measured to its end, or in none was the consumer "
+        "woken; give each more time (--seconds)");
   }
   std::signal(SIGPIPE, SIG_IGN);  // a gnuplot that dies at once is told by its status
   std::FILE* gnuplot = popen("gnuplot", "we");
