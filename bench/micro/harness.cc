@@ -53,7 +53,7 @@ Outcome contend(const Row& row, const Settings& settings, const Contest& contest
     outcome.ratio = outcome.ours.median / outcome.reference->median;
     if (row.bar.kind == Bar::kRatio) value = *outcome.ratio;
   }
-  outcome.met = value <= row.bar.limit;
+  outcome.met = value >= row.bar.least && value <= row.bar.limit;
   return outcome;
 }
 

@@ -32,6 +32,7 @@ struct Bar {
   enum Kind : uint8_t { kAbsolute, kRatio } kind;
   double limit;
   const char* text;
+  double least = 0;  // where both sides are a miss
 };
 
 // The least that a row can cost: how often it must do each of the primitives. Printed, as measured
