@@ -7,6 +7,8 @@
 #include <ctime>
 #include <utility>
 
+#include "machine/model.h"
+
 namespace jiffy {
 
 namespace {
@@ -222,7 +224,8 @@ bool TimerBase::cancel(TimerNode& timer) {
   while (TimerBase* base = timer.base.load(std::memory_order_acquire)) {
     base->check_not_in_callback();
     base->lock_.lock();
-    if (timer.base.load(std::memory_order_relaxed) != base) {
+    if (timer.base.load(std::memory_order_relaxed) != base &&
+        !model::planted(model::Fault::kCancelDoesNotLookAgain)) {
       base->lock_.unlock();
       continue;
     }

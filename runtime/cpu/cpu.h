@@ -3,11 +3,11 @@
 #pragma once
 
 #include <jiffy/counters.h>
+#include <jiffy/detail/atomic.h>
 #include <jiffy/histogram.h>
 #include <jiffy/trace.h>
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 
 #include "cpu/this_cpu.h"
@@ -104,10 +104,10 @@ class alignas(128) Cpu {
   // R, read by the owner without the lock. Relaxed: a request that is missed at one safe point is
   // seen at the next; an idle Cpu is covered by the fence in kick_idle() and its partner in the
   // idle loop.
-  std::atomic<uint32_t> need{0};
+  Atomic<uint32_t> need{0};
   // A: interrupts raised and not yet taken. fetch_or (release) by who raises, exchange (acquire)
   // by who takes: what was written before the raise is visible to the handler.
-  std::atomic<uint64_t> pending{0};
+  Atomic<uint64_t> pending{0};
   Fiber* current = nullptr;         // R; the owner reads it without the lock
   RunQueue* rq = nullptr;           // I
   EhGlobals* eh = nullptr;          // P
@@ -123,10 +123,10 @@ class alignas(128) Cpu {
 
   // A: seq_cst, the two halves of a Dekker pattern: the idle loop stores it and then looks for
   // work; a waker makes work visible and then looks here.
-  alignas(64) std::atomic<IdleState> idle_state{IdleState::kBusy};
-  std::atomic<bool> tick_running{false};  // A: exchange, by who starts or stops the tick
+  alignas(64) Atomic<IdleState> idle_state{IdleState::kBusy};
+  Atomic<bool> tick_running{false};  // A: exchange, by who starts or stops the tick
   // A: this Cpu has had a fiber waiting for a whole tick. Set by its tick, cleared by who pulls.
-  std::atomic<bool> wants_help{false};
+  Atomic<bool> wants_help{false};
 
   // --- The owner's own.
 
@@ -144,11 +144,11 @@ class alignas(128) Cpu {
   void* machine_data = nullptr;  // I: the machine's record of this Cpu
   Fiber* ksoftirqd = nullptr;    // I
   // A, relaxed: for the watchdog. Its units stay mapped for as long as the Cpu lives.
-  std::atomic<Fiber*> stopper{nullptr};
+  Atomic<Fiber*> stopper{nullptr};
   // A, relaxed: sched/watchdog.h. The CPU time of the thread at the stamp, 0 for not known.
-  std::atomic<int64_t> watchdog_stamp{0};
-  std::atomic<int64_t> watchdog_cpu_ns{0};
-  std::atomic<bool> lockup_reported{false};
+  Atomic<int64_t> watchdog_stamp{0};
+  Atomic<int64_t> watchdog_cpu_ns{0};
+  Atomic<bool> lockup_reported{false};
   // P: units of the default size, hottest first; of cooperative and of preemptible fibers.
   struct StackCache {
     Fiber* first = nullptr;
@@ -158,11 +158,11 @@ class alignas(128) Cpu {
 #ifdef JIFFY_CHECK_LOCKS
   HeldLocks held_locks;  // P
 #endif
-  int64_t oneshot_armed = kNever;              // P
-  std::atomic<int64_t> hrtick_expiry{kNever};  // R; read by the owner
-  int64_t tick_period = 0;                     // I: ns
-  uint64_t next_fiber_id = 0;                  // P: of the block of ids that it holds
-  uint64_t last_fiber_id = 0;                  // P
+  int64_t oneshot_armed = kNever;         // P
+  Atomic<int64_t> hrtick_expiry{kNever};  // R; read by the owner
+  int64_t tick_period = 0;                // I: ns
+  uint64_t next_fiber_id = 0;             // P: of the block of ids that it holds
+  uint64_t last_fiber_id = 0;             // P
 
   struct Irq {
     InterruptHandler handler = nullptr;

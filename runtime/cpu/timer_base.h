@@ -1,9 +1,9 @@
 // The timers of one Cpu: what the kernel calls its hrtimer base.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/detail/spinlock.h>
 
-#include <atomic>
 #include <cstdint>
 
 #include "base/treap.h"
@@ -20,7 +20,7 @@ struct TimerNode {
   TreapNode tree;
   int64_t expiry = 0;
   int64_t (*fn)(TimerNode& timer, int64_t now) = nullptr;
-  std::atomic<TimerBase*> base{nullptr};  // null when not armed; changed under the base's lock
+  Atomic<TimerBase*> base{nullptr};  // null when not armed; changed under the base's lock
 };
 
 struct TimerTraits {
@@ -80,7 +80,7 @@ class TimerBase {
   Treap<TimerNode, TimerTraits> timers_;  // under lock_
   // Written under lock_; read without it. No partner: a stale value delays nothing, since whoever
   // makes it earlier is the owner itself.
-  std::atomic<int64_t> next_expiry_{INT64_MAX};
+  Atomic<int64_t> next_expiry_{INT64_MAX};
 };
 
 }  // namespace jiffy

@@ -136,7 +136,7 @@ void stop_cpus(RuntimeState& state) {
 }
 
 // Others are a few instructions from leaving.
-void await_zero(const std::atomic<int>& count) {
+void await_zero(const Atomic<int>& count) {
   // Acquire: partner is the release of who leaves.
   while (count.load(std::memory_order_acquire) != 0) sched_yield();
 }

@@ -9,12 +9,12 @@
 //   S  by the stack pool that owns the unit
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/detail/list.h>
 #include <jiffy/detail/spinlock.h>
 #include <jiffy/options.h>
 #include <jiffy/wait_queue.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -63,9 +63,9 @@ inline constexpr uint32_t kFiberMagic = 0x4a694659;
 // The layout is for speed: a thousand fibers that take turns do not fit into the first-level cache,
 // so a switch should touch few lines of each. The second line is the one that every switch reads.
 struct alignas(64) Fiber {
-  uint64_t id = 0;                 // I
-  std::atomic<Cpu*> cpu{nullptr};  // A: whose run queue. Release by who moves the fiber,
-                                   // acquire by who then locks that queue
+  uint64_t id = 0;            // I
+  Atomic<Cpu*> cpu{nullptr};  // A: whose run queue. Release by who moves the fiber,
+                              // acquire by who then locks that queue
   uint32_t magic = kFiberMagic;
   int pinned_cpu = -1;  // R: the only allowed Cpu, or -1
 
@@ -74,7 +74,7 @@ struct alignas(64) Fiber {
   ListNode fifo_node;  // R
   // A. Written sleeping by the fiber itself, under the lock of what it waits for; written running
   // under R by its waker. The wait's lock orders the two.
-  std::atomic<FiberState> state{FiberState::kFree};
+  Atomic<FiberState> state{FiberState::kFree};
   SchedClass sched_class{};      // R
   uint8_t fifo_priority = 0;     // R
   bool on_rq = false;            // R
@@ -89,7 +89,7 @@ struct alignas(64) Fiber {
   int8_t nice = 0;               // R
   // A. True from spawn until the Cpu has left the stack of the ended fiber for good: release there,
   // acquire by whoever wants to free the unit.
-  std::atomic<bool> on_stack{false};
+  Atomic<bool> on_stack{false};
 
   FairEntity fair;  // R
 

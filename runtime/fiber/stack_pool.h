@@ -1,10 +1,10 @@
 // Stacks in slabs: one mapping holds many units of guard, stack and fiber.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/detail/spinlock.h>
 #include <jiffy/status.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -96,10 +96,10 @@ class StackPool {
   const bool with_tcb_;
   size_t unit_size_ = 0;  // I
 
-  std::atomic<GuardMethod> guard_;          // A, relaxed: once it is known, it stays
-  std::atomic<StackSlab*> slabs_{nullptr};  // A: written under lock_
-  std::atomic<size_t> slab_count_{0};       // A, relaxed: for the text of an error
-  std::atomic<int> fail_next_{0};           // A, relaxed
+  Atomic<GuardMethod> guard_;          // A, relaxed: once it is known, it stays
+  Atomic<StackSlab*> slabs_{nullptr};  // A: written under lock_
+  Atomic<size_t> slab_count_{0};       // A, relaxed: for the text of an error
+  Atomic<int> fail_next_{0};           // A, relaxed
 
   // Under lock_.
   RawSpinLock lock_{LockClass::kStackPool};

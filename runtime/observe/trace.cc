@@ -8,6 +8,8 @@
 #include <new>
 #include <optional>
 
+#include "machine/model.h"
+
 namespace jiffy {
 namespace {
 
@@ -50,9 +52,9 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(SwitchReason::kC
 
 // For both rings: publishes slots once, then starts tracing from the present head.
 template <typename Slot>
-bool enable_ring(std::size_t capacity, std::atomic<Slot*>& slots, std::uint64_t& mask,
-                 const std::atomic<std::uint64_t>& head, std::atomic<std::uint64_t>& begin,
-                 std::atomic<bool>& enabled) {
+bool enable_ring(std::size_t capacity, Atomic<Slot*>& slots, std::uint64_t& mask,
+                 const Atomic<std::uint64_t>& head, Atomic<std::uint64_t>& begin,
+                 Atomic<bool>& enabled) {
   if (slots.load(std::memory_order_relaxed) == nullptr) {
     if (capacity > kMaxTraceCapacity) return false;
     const std::size_t rounded = std::bit_ceil(std::max<std::size_t>(capacity, 2));
@@ -120,7 +122,9 @@ std::vector<TraceRecord> TraceRing::snapshot() const {
   // The writer at head h may be anywhere in the slot of record h - capacity. If one of the loads
   // above saw a word of such a later record, this load, which cannot move before them, sees a head
   // of at least h: so all that is suspect is below the new limit.
-  const std::uint64_t head = head_.load(std::memory_order_relaxed);
+  const std::uint64_t head = model::planted(model::Fault::kTraceDoesNotLookAgain)
+                                 ? end
+                                 : head_.load(std::memory_order_relaxed);
   const std::uint64_t intact = head >= capacity ? head - capacity + 1 : 0;
   if (intact > first) {
     const auto stale = static_cast<std::ptrdiff_t>(std::min(intact, end) - first);

@@ -57,9 +57,12 @@ void idle_wait(Cpu& cpu, int64_t spin_ns) {
     state.parked_cpus.fetch_add(1, std::memory_order_relaxed);
     // seq_cst: partners are unlock_and_notify(), raise() and kick_balancer(), which make work
     // visible, fence, and look at idle_state. One of the two sides sees the other.
-    cpu.idle_state.store(IdleState::kParked, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!wanted(cpu) && !others_have_waiting(cpu)) {
+    const bool fence = !model::planted(model::Fault::kParkWithoutFence);
+    cpu.idle_state.store(IdleState::kParked,
+                         fence ? std::memory_order_seq_cst : std::memory_order_release);
+    if (fence) full_fence();
+    const bool still_idle = !wanted(cpu) && !others_have_waiting(cpu);
+    if (still_idle || model::planted(model::Fault::kParkWithoutLook)) {
       cpu.counters.add(Counter::kParks);
       // Its deadlines are given to the system in the system's time.
       if (cpu.clock.resync_due(cpu.now())) cpu.clock.resync();

@@ -130,7 +130,7 @@ bool pull_from_others(Cpu& cpu) {
 void kick_balancer(RuntimeState& state) {
   // What waits was made visible before. Partner: the idle loop counts itself parked, fences, and
   // looks for who waits.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  full_fence();
   if (state.parked_cpus.load(std::memory_order_relaxed) == 0) return;
   if (state.balancer_waking.exchange(true, std::memory_order_relaxed)) return;
   for (Cpu* cpu : state.cpus) {

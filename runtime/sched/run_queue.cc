@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "machine/model.h"
 #include "sched/placement.h"
 #include "sched/runtime_state.h"
 #include "sched/watchdog.h"
@@ -93,7 +94,7 @@ void RunQueue::notify(unsigned todo) {
 void RunQueue::tell_idle() {
   // The request was stored under the lock; this fence stands between it and the look at the idle
   // state. Partner: the idle loop stores that it parks, fences, and looks at its requests again.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!model::planted(model::Fault::kNotifyWithoutFence)) full_fence();
   if (cpu_.idle_state.load(std::memory_order_relaxed) == IdleState::kParked) {
     count_event(state_, Counter::kUnparks);
     cpu_.waiter->unpark(cpu_);

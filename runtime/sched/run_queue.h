@@ -1,11 +1,11 @@
 // The run queue of one Cpu: the classes, the requests to reschedule, and the pick.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/detail/list.h>
 #include <jiffy/detail/spinlock.h>
 
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cstdint>
 
@@ -49,9 +49,9 @@ class alignas(64) RunQueue {
   enum AfterUnlock : uint8_t { kTellIdle = 1, kTellRunning = 2, kStartTick = 4 };
   uint8_t after_unlock_ = 0;
   int nr_fifo_ = 0;  // stop and FIFO fibers, the current one included
-  std::atomic<int> nr_hint_{0};
-  std::atomic<int> movable_hint_{0};  // written under lock
-  int nr_passed_ = 0;                 // off the queue by pass_over()
+  Atomic<int> nr_hint_{0};
+  Atomic<int> movable_hint_{0};  // written under lock
+  int nr_passed_ = 0;            // off the queue by pass_over()
   std::array<uint64_t, 2> fifo_bitmap_{};
   Cpu& cpu_;
   RuntimeState& state_;

@@ -3,13 +3,13 @@
 // Letters: I immutable between start and stop; A atomic; L under lock.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/detail/spinlock.h>
 #include <jiffy/options.h>
 #include <jiffy/semaphore.h>
 #include <jiffy/topology.h>
 #include <jiffy/trace.h>
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -48,25 +48,25 @@ struct RuntimeState {
   int llc_size = 0;         // I: Cpus that share a cache, for the idle search
 
   // A, relaxed: the mode may change at any time; each rule is asked with the mode of its moment.
-  std::atomic<Preemption> mode;
+  Atomic<Preemption> mode;
   // A: set once, before an interrupt to each Cpu: after that interrupt each exit sees it.
-  std::atomic<bool> draining{false};
+  Atomic<bool> draining{false};
   RawSpinLock drain_lock{LockClass::kDrain};
-  Waiter* drain_waiter = nullptr;      // L: drain_lock. Told of each exit while draining
-  std::atomic<bool> stop_cpus{false};  // A, seq_cst; partner: the idle loop
+  Waiter* drain_waiter = nullptr;  // L: drain_lock. Told of each exit while draining
+  Atomic<bool> stop_cpus{false};   // A, seq_cst; partner: the idle loop
   // A, seq_cst: a foreign spawn announces itself below and then looks here; stop() clears it and
   // then looks below.
-  std::atomic<bool> accept_spawns{false};
-  std::atomic<int> foreign_spawns{0};
+  Atomic<bool> accept_spawns{false};
+  Atomic<int> foreign_spawns{0};
   // A: threads that are not Cpus of this runtime, inside a wakeup of one of its fibers. The Cpus
   // are not freed before they are out. Release on leaving, acquire by stop().
-  std::atomic<int> foreign_wakers{0};
-  std::atomic<uint64_t> next_fiber_id{1};  // A: handed to the Cpus in blocks
+  Atomic<int> foreign_wakers{0};
+  Atomic<uint64_t> next_fiber_id{1};  // A: handed to the Cpus in blocks
   // A: a Cpu has been unparked to look for work to pull, and has not looked yet. Keeps a burst of
   // spawns from waking each idle Cpu.
-  std::atomic<bool> complained_of_mutex{false};
-  std::atomic<bool> balancer_waking{false};
-  std::atomic<int> parked_cpus{0};  // A: how many park or are about to
+  Atomic<bool> complained_of_mutex{false};
+  Atomic<bool> balancer_waking{false};
+  Atomic<int> parked_cpus{0};  // A: how many park or are about to
 
   Counters foreign_counters;  // add_shared only
   ForeignTraceRing foreign_trace;

@@ -1,17 +1,18 @@
 // The scheduler proper, for the rooms above: schedule(), wakeups, spawning, the idle loop.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/detail/waiter.h>
 #include <jiffy/fiber.h>
 #include <jiffy/options.h>
 #include <jiffy/status.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "cpu/cpu.h"
 #include "fiber/fiber.h"
+#include "machine/model.h"
 #include "sched/run_queue.h"
 
 namespace jiffy {
@@ -50,7 +51,7 @@ inline void wake_for_stop(Waiter& waiter) {
   preempt_disable();
   // seq_cst: between the request and the look at the sleeper. Partner: the sleeper announces its
   // sleep and then looks for the request.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  full_fence();
   (void)waiter.wake();
   preempt_enable_no_resched();
 }

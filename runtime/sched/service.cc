@@ -21,7 +21,7 @@ struct ServiceFibers {
   Cpu& cpu;
   Fiber* stopper = nullptr;
   Fiber* ksoftirqd = nullptr;
-  std::atomic<bool> stopping{false};  // A; relaxed, written under lock, read under it
+  Atomic<bool> stopping{false};  // A; relaxed, written under lock, read under it
   SpinLock lock{LockClass::kService};
   List<StopRequest, &StopRequest::node> requests;  // under lock
 };

@@ -20,7 +20,10 @@ RunQueue& lock_queue_of(Fiber& fiber) {
     // Acquire: partner is the release store of whoever moves the fiber.
     Cpu* cpu = fiber.cpu.load(std::memory_order_acquire);
     cpu->rq->lock.lock();
-    if (fiber.cpu.load(std::memory_order_relaxed) == cpu) return *cpu->rq;
+    if (fiber.cpu.load(std::memory_order_relaxed) == cpu ||
+        model::planted(model::Fault::kWakeDoesNotLookAgain)) {
+      return *cpu->rq;
+    }
     cpu->rq->lock.unlock();
   }
 }

@@ -103,7 +103,7 @@ class HandoffWait : public WaitEntry {
       }
       waiter_.prepare();
       // Announced, and then looked at again: partner is the fence in wake_for_stop().
-      std::atomic_thread_fence(std::memory_order_seq_cst);
+      full_fence();
       if (until.stop.stop_requested()) {
         waiter_.cancel();
         queue.remove(*this);

@@ -14,6 +14,9 @@ WaitResult Mutex::lock_slow(const Until& until) {
       WaitEntry::kExclusive);
 }
 
-void Mutex::unlock_slow() { (void)waiters_.wake(1); }
+void Mutex::unlock_slow() {
+  if (model::planted(model::Fault::kMutexUnlockDoesNotLook)) return;
+  (void)waiters_.wake(1);
+}
 
 }  // namespace jiffy

@@ -94,7 +94,7 @@ std::optional<WaitResult> BlockingWait::over() {
   if (!limited_) return std::nullopt;
   // The sleep is announced: a stop that is requested from here on finds a sleeper. seq_cst fence:
   // its partner stands in wake_for_stop().
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  full_fence();
   std::optional<WaitResult> result;
   if (deadline_ != kNever && now().time_since_epoch() >= std::chrono::nanoseconds(deadline_)) {
     result = WaitResult::kTimeout;

@@ -3,13 +3,13 @@
 // Letters: I immutable; M under `mutex`; F under `flush_lock`; R under WorkState::lock; A atomic.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/fiber.h>
 #include <jiffy/mutex.h>
 #include <jiffy/semaphore.h>
 #include <jiffy/work.h>
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -43,14 +43,14 @@ struct WorkQueueState {
   int cpus = 0;                     // I: of the runtime
   // A, seq_cst: read in queue(), with preemption off; kDead is followed by a pass over all Cpus
   // before the pools go.
-  std::atomic<uint32_t> flags{0};
+  Atomic<uint32_t> flags{0};
   std::vector<std::unique_ptr<PoolWorkQueue>> pwqs;  // I: by Cpu, or one
 
   // A: callers that are no Cpu of this runtime and are inside queue(). seq_cst, a Dekker pattern:
   // they count themselves and look at the flags; kDead is set and then the count looked at.
-  std::atomic<int> foreign{0};
-  std::atomic<uint64_t> dropped{0};  // A
-  ListNode registered;               // R
+  Atomic<int> foreign{0};
+  Atomic<uint64_t> dropped{0};  // A
+  ListNode registered;          // R
 
   // Flushing. Sixteen colours go round, so fifteen flushes may be under way; more wait their turn.
   Mutex mutex;
@@ -83,12 +83,12 @@ class WorkState {
   List<WorkQueueState, &WorkQueueState::registered> queues;  // R
   // A: workers and the creator. A worker is counted after its spawn and never leaves before the
   // shutdown, so that who waits for all other fibers never counts one too many.
-  std::atomic<int64_t> live{0};
+  Atomic<int64_t> live{0};
 
   // The creator: a fiber that makes workers where a pool could not.
   Fiber* creator = nullptr;  // I
   Semaphore creation_wanted{0};
-  std::atomic<bool> stopping{false};  // A, relaxed: creation_wanted is released after it
+  Atomic<bool> stopping{false};  // A, relaxed: creation_wanted is released after it
 
   WorkerPool& unbound() { return *pools.back(); }
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "machine/model.h"
 #include "sched/sched.h"
 #include "work/work_queue_state.h"
 
@@ -186,6 +187,11 @@ void worker_main(void* block) {
     }
     // A dying one is on no list any more: its stack, and this record on it, are soon another's.
     if (pool.dying) break;
+    if (model::planted(model::Fault::kWorkerDoesNotLookAgain)) {
+      // Between its last look and its announcement somebody may queue.
+      pool.lock.unlock();
+      pool.lock.lock();
+    }
     enter_idle(self);
     Waiter waiter;
     waiter.prepare();

@@ -7,13 +7,13 @@
 // flusher's semaphore (which has no wake functions of others) -> run queue.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/detail/list.h>
 #include <jiffy/histogram.h>
 #include <jiffy/status.h>
 #include <jiffy/work.h>
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -75,7 +75,7 @@ struct WorkerPool {
   // P, A: workers that execute and do not sleep. Relaxed: changed on the pool's Cpu only; who reads
   // a stale value elsewhere wakes a worker in vain. Always 0 in an unbound pool, hence each item
   // wakes one.
-  std::atomic<int> nr_running{0};
+  Atomic<int> nr_running{0};
   List<Worker, &Worker::node> idle;     // L: the last to become idle first
   bool managed = false;                 // L: a worker is making another one
   bool creation_failed = false;         // L: left to the creator, which tries again

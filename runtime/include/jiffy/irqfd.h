@@ -2,11 +2,11 @@
 // side.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/event_fd.h>
 #include <jiffy/status.h>
 #include <jiffy/work.h>
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -64,8 +64,8 @@ class IrqFd {
   const std::function<void()> inject_;
   const std::function<InjectResult()> inject_atomic_;
   WorkItem item_;
-  Entry entry_;                           // under the lock of the eventfd's queue
-  std::atomic<EventFd*> event_{nullptr};  // relaxed; written under that lock
+  Entry entry_;                      // under the lock of the eventfd's queue
+  Atomic<EventFd*> event_{nullptr};  // relaxed; written under that lock
 };
 
 }  // namespace jiffy

@@ -1,9 +1,9 @@
 // Mutual exclusion between fibers, plain threads, or both.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/wait_queue.h>
 
-#include <atomic>
 #include <cstdint>
 
 namespace jiffy {
@@ -54,7 +54,7 @@ class Mutex {
   WaitResult lock_slow(const Until& until);
   void unlock_slow();
 
-  std::atomic<uint32_t> word_{kFree};
+  Atomic<uint32_t> word_{kFree};
   WaitQueue waiters_{LockClass::kHandoff};
 };
 

@@ -31,6 +31,9 @@ struct SimOptions {
 //   jiffy::Runtime rt(options);
 //   rt.run([] { jiffy::consume(std::chrono::milliseconds(3)); });
 //
+// The environment's JIFFY_SIM_SEED goes before the seed in the options: each failure prints the
+// seed with which it happens again.
+//
 // When nothing can happen any more (each Cpu parked, no timer armed) and what is waited for has not
 // happened, the wait aborts and says so: a deadlock is found, not slept through.
 std::shared_ptr<Machine> make_sim_machine(const SimOptions& options = {});

@@ -9,8 +9,9 @@
 //   atomic, all write C: written under enable()/disable(), whose caller serialises them; read by
 //   all
 
+#include <jiffy/detail/atomic.h>
+
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -80,7 +81,7 @@ inline constexpr std::size_t kMaxTraceCapacity = std::size_t{1} << 24;
 // A record as four atomic words, so that a reader races with the writer without undefined
 // behaviour.
 struct alignas(32) TraceSlot {
-  std::array<std::atomic<std::uint64_t>, 4> words{};
+  std::array<Atomic<std::uint64_t>, 4> words{};
 
   // Release, partner of the acquire in load(): who sees a word of a new record also sees, in what
   // it loads next, that the writer had begun to overwrite the slot (`head_` or `sequence`, stored
@@ -137,12 +138,12 @@ class TraceRing {
   std::uint64_t emitted() const;
 
  private:
-  const std::uint16_t cpu_;                         // I
-  std::atomic<bool> enabled_{false};                // C
-  std::atomic<TraceSlot*> slots_{nullptr};          // C, then I: owned
-  std::uint64_t mask_ = 0;                          // I: published by slots_ and enabled_
-  std::atomic<std::uint64_t> begin_{0};             // C: head_ at enable()
-  alignas(64) std::atomic<std::uint64_t> head_{0};  // P: number of records written
+  const std::uint16_t cpu_;                    // I
+  Atomic<bool> enabled_{false};                // C
+  Atomic<TraceSlot*> slots_{nullptr};          // C, then I: owned
+  std::uint64_t mask_ = 0;                     // I: published by slots_ and enabled_
+  Atomic<std::uint64_t> begin_{0};             // C: head_ at enable()
+  alignas(64) Atomic<std::uint64_t> head_{0};  // P: number of records written
 };
 
 // A ring for any number of writers: plain threads and signal handlers. Costs two locked
@@ -172,15 +173,15 @@ class ForeignTraceRing {
  private:
   struct Slot {
     // 2i + 1: record i is being written; 2i + 2: it is complete.
-    std::atomic<std::uint64_t> sequence{0};
+    Atomic<std::uint64_t> sequence{0};
     TraceSlot record;
   };
-  std::atomic<bool> enabled_{false};                // C
-  std::atomic<Slot*> slots_{nullptr};               // C, then I: owned
-  std::uint64_t mask_ = 0;                          // I: published by slots_ and enabled_
-  std::atomic<std::uint64_t> begin_{0};             // C: head_ at enable()
-  alignas(64) std::atomic<std::uint64_t> head_{0};  // A: number of records claimed
-  std::atomic<std::uint64_t> dropped_{0};           // A
+  Atomic<bool> enabled_{false};                // C
+  Atomic<Slot*> slots_{nullptr};               // C, then I: owned
+  std::uint64_t mask_ = 0;                     // I: published by slots_ and enabled_
+  Atomic<std::uint64_t> begin_{0};             // C: head_ at enable()
+  alignas(64) Atomic<std::uint64_t> head_{0};  // A: number of records claimed
+  Atomic<std::uint64_t> dropped_{0};           // A
 };
 
 // All records in order of time; those of one instant keep the order of the rings.

@@ -8,10 +8,10 @@
 // docs/workqueues.md says what the kernel does, and where this differs.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/detail/list.h>
 #include <jiffy/histogram.h>
 
-#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -47,13 +47,13 @@ struct WorkNode {
   // A. Set by a read-modify-write (acq_rel) in queue(), cleared by one (seq_cst, the full barrier
   // before the callback) in the worker: what was written before a queue() is visible to the
   // execution that it caused, or that it found pending.
-  std::atomic<uint32_t> state{0};
+  Atomic<uint32_t> state{0};
   // A. The pool it ran on last, -1 for none: where non-reentrancy is checked. A number and not an
   // address, since an item may outlive its runtime. Written under that pool's lock.
-  std::atomic<int32_t> last_pool{-1};
+  Atomic<int32_t> last_pool{-1};
   // A. The pool on whose lists it is, or null. Written under that pool's lock (release); read
   // without (acquire), and then again under the lock.
-  std::atomic<WorkerPool*> queued_on{nullptr};
+  Atomic<WorkerPool*> queued_on{nullptr};
   PoolWorkQueue* pwq = nullptr;     // L
   void (*fn)(WorkItem&) = nullptr;  // I: with the address, what makes it the same item
   int64_t queued_at = 0;            // N: ns, with latency statistics

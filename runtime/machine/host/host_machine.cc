@@ -18,7 +18,8 @@ namespace jiffy {
 
 namespace {
 
-long futex(std::atomic<uint32_t>& word, int op, uint32_t value, const timespec* until) {
+template <class Word>  // an atomic of 32 bits
+long futex(Word& word, int op, uint32_t value, const timespec* until) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), op | FUTEX_PRIVATE_FLAG, value,
                  until, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
@@ -232,19 +233,14 @@ void HostMachine::park(Cpu& cpu, int64_t until) {
   Thread& thread = thread_of(cpu);
   const timespec deadline = to_timespec(until);
   // One wait only: a signal ends it too, and the idle loop looks at what came.
-  if (thread.unparked.load(std::memory_order_acquire) == 0) {
-    (void)futex(thread.unparked, FUTEX_WAIT_BITSET, 0, until == kNever ? nullptr : &deadline);
-  }
-  // Acquire: partner is the release in unpark().
-  thread.unparked.exchange(0, std::memory_order_acquire);
+  thread.park_word.park([&] {
+    (void)futex(thread.park_word.word, FUTEX_WAIT_BITSET, 0, until == kNever ? nullptr : &deadline);
+  });
 }
 
 void HostMachine::unpark(Cpu& cpu) {
   Thread& thread = thread_of(cpu);
-  // Release: partner is the acquire in park().
-  if (thread.unparked.exchange(1, std::memory_order_release) == 0) {
-    (void)futex(thread.unparked, FUTEX_WAKE, 1, nullptr);
-  }
+  thread.park_word.unpark([&] { (void)futex(thread.park_word.word, FUTEX_WAKE, 1, nullptr); });
 }
 
 void HostMachine::consume(int64_t ns) {

@@ -12,6 +12,7 @@
 #include "cpu/cpu.h"
 #include "machine/host/signals.h"
 #include "machine/machine.h"
+#include "machine/park_word.h"
 
 namespace jiffy {
 
@@ -43,8 +44,7 @@ class HostMachine final : public Machine {
     timer_t tick{}, oneshot{};  // I once started
     SignalSlot* slot = nullptr;
     Status status;
-    // A: a futex. 1: unparked. Release by unpark(), acquire by park().
-    std::atomic<uint32_t> unparked{0};
+    ParkWord park_word;
   };
 
   static Thread& thread_of(Cpu& cpu) { return *static_cast<Thread*>(cpu.machine_data); }

@@ -27,6 +27,9 @@ SimMachine::SimMachine(const SimOptions& options)
 SimMachine::~SimMachine() = default;
 
 void* SimMachine::machine_data(Cpu& cpu) { return cpu.machine_data; }
+Cpu* SimMachine::running_cpu() { return this_cpu(); }
+int SimMachine::cpu_id(const Cpu& cpu) { return cpu.id; }
+uint64_t SimMachine::next_choice() { return next_random(random_) >> 11; }
 
 Status SimMachine::choose_cpus(const Options& options, int* count) {
   *count = options.cpus > 0 ? options.cpus : options_.cpus;
@@ -38,6 +41,7 @@ Status SimMachine::choose_cpus(const Options& options, int* count) {
 
 Status SimMachine::start(const Options& options, Cpu* const* cpus, int count) {
   tick_period_ = 1'000'000'000 / options.hz;
+  model_start();
   eh_ = thread_eh_globals();
   for (int i = 0; i < count; ++i) {
     auto sim = std::make_unique<SimCpu>();
@@ -97,11 +101,12 @@ Status SimMachine::run_until(const std::function<bool()>& done) {
   running_ = true;
   context_init_thread(loop_);
   Status status;
-  while (!done()) {
+  while (!(done() && model_quiet())) {
     if (events_.empty()) {
       status = Status::error(
           "the simulation is at its end: each Cpu is parked, no timer is armed "
-          "and no event is due, so what is waited for cannot happen (deadlock)");
+          "and no event is due, so what is waited for cannot happen (deadlock). JIFFY_SIM_SEED=" +
+          std::to_string(options_.seed) + " shows it again");
       break;
     }
     const Event event = events_.top();
@@ -163,13 +168,16 @@ void SimMachine::run_cpu(SimCpu& cpu) {
   set_preempt_count(cpu.saved_count);
   Context* target = cpu.resume;
   cpu.resume = &cpu.context;
+  model::enter(this);
   (void)context_switch(loop_, *target, eh_, /*from_dies=*/false);
+  model::enter(nullptr);
   set_this_cpu(nullptr);
   set_current_fiber(nullptr);
   set_preempt_count(0);
 }
 
 void SimMachine::wait_in_loop(SimCpu& cpu, Waits waits) {
+  if (waits != Waits::kConsuming) write_all(cpu);
   cpu.waits = waits;
   cpu.saved_count = preempt_count();
   // The stack is that of whichever fiber runs: the sanitizers want to know it on the way back.
@@ -183,6 +191,7 @@ void SimMachine::wait_in_loop(SimCpu& cpu, Waits waits) {
 // --- What a Cpu asks of its machine.
 
 void SimMachine::consume(int64_t ns) {
+  model::drain();
   Cpu* cpu = this_cpu();
   int64_t left = ns;
   while (left > 0) {
@@ -223,12 +232,16 @@ void SimMachine::send_ipi(Cpu& target) {
 
 void SimMachine::park(Cpu& cpu, int64_t until) {
   SimCpu& sim = sim_cpu(cpu);
-  if (until != kNever) post(until, Kind::kResume, cpu.id, ++sim.resume_generation);
-  wait_in_loop(sim, Waits::kParked);
+  sim.park_word.park([&] {
+    if (sim.park_word.word.load(std::memory_order_relaxed) != 0) return;
+    if (until != kNever) post(until, Kind::kResume, cpu.id, ++sim.resume_generation);
+    wait_in_loop(sim, Waits::kParked);
+  });
 }
 
 void SimMachine::unpark(Cpu& cpu) {
-  post(now_ + options_.wake_latency.count(), Kind::kUnpark, cpu.id, 0);
+  sim_cpu(cpu).park_word.unpark(
+      [&] { post(now_ + options_.wake_latency.count(), Kind::kUnpark, cpu.id, 0); });
 }
 
 void SimMachine::call_at(int64_t when, std::function<void()> fn) {
@@ -238,7 +251,11 @@ void SimMachine::call_at(int64_t when, std::function<void()> fn) {
 }
 
 std::shared_ptr<Machine> make_sim_machine(const SimOptions& options) {
-  return std::make_shared<SimMachine>(options);
+  SimOptions chosen = options;
+  if (const char* seed = std::getenv("JIFFY_SIM_SEED")) {
+    chosen.seed = std::strtoull(seed, nullptr, 10);
+  }
+  return std::make_shared<SimMachine>(chosen);
 }
 
 void at(Machine& machine, std::chrono::nanoseconds when, std::function<void()> fn) {

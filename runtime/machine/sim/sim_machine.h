@@ -3,6 +3,7 @@
 
 #include <jiffy/sim.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <queue>
@@ -11,6 +12,7 @@
 #include "fiber/context.h"
 #include "fiber/known_stack.h"
 #include "machine/machine.h"
+#include "machine/park_word.h"
 
 namespace jiffy {
 
@@ -40,6 +42,20 @@ class SimMachine final : public Machine {
   void call_at(int64_t when, std::function<void()> fn);
   int64_t now() const { return now_; }
 
+#ifdef JIFFY_MODEL
+  // A store that waits in a Cpu's buffer.
+  struct Store {
+    void* address;
+    uint64_t value;
+    void (*write)(void* address, uint64_t value);
+  };
+  // By the running Cpu; see machine/sim/model.cc.
+  void model_point(bool spins);
+  bool model_buffer(const Store& store);
+  bool model_buffered(const void* address, uint64_t* value);
+  void model_drain();
+#endif
+
  private:
   enum class Kind : uint8_t { kResume, kTick, kOneshot, kIpi, kUnpark, kCall };
   enum class Waits : uint8_t { kReady, kConsuming, kParked, kEnded };
@@ -56,6 +72,10 @@ class SimMachine final : public Machine {
     uint64_t resume_generation = 0;
     uint64_t tick_generation = 0;
     uint64_t oneshot_generation = 0;
+    ParkWord park_word;
+#ifdef JIFFY_MODEL
+    std::deque<Store> stores;
+#endif
   };
 
   struct Event {
@@ -81,6 +101,23 @@ class SimMachine final : public Machine {
   // By a Cpu: hands control to the loop until an event resumes it.
   void wait_in_loop(SimCpu& cpu, Waits waits);
   void interrupt(SimCpu& cpu);
+
+#ifdef JIFFY_MODEL
+  void model_start();
+  bool model_quiet() const;
+  void write_oldest(SimCpu& cpu);
+  void write_all(SimCpu& cpu);
+  uint64_t model_points_ = 0;
+  uint64_t model_switch_in_ = 1;
+  uint64_t model_write_in_ = 1;
+#else
+  void model_start() {}
+  bool model_quiet() const { return true; }
+  void write_all(SimCpu&) {}
+#endif
+  static Cpu* running_cpu();
+  static int cpu_id(const Cpu& cpu);
+  uint64_t next_choice();
 
   const SimOptions options_;
   int64_t now_ = 0;

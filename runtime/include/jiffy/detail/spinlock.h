@@ -1,10 +1,10 @@
 // A spin lock in order of arrival, with a bounded spin before it gives the processor away.
 #pragma once
 
+#include <jiffy/detail/atomic.h>
 #include <jiffy/detail/lock_class.h>
 #include <sched.h>
 
-#include <atomic>
 #include <cstdint>
 
 namespace jiffy {
@@ -18,6 +18,7 @@ template <class Condition>
 void spin_until(Condition condition) {
   constexpr int kSpinsBeforeYield = 128;
   for (int spins = 0; !condition(); ++spins) {
+    model::spin();
     if (spins < kSpinsBeforeYield) {
       cpu_relax();
     } else {
@@ -65,10 +66,10 @@ class RawSpinLock {
 
   void lock() {
     check_lock();
+    note_locked();  // with its ticket it stands in line
     const uint32_t ticket = next_.fetch_add(1, std::memory_order_relaxed);
     if (!is_served(ticket)) [[unlikely]]
       lock_slow(ticket);
-    note_locked();
   }
 
   bool try_lock() {
@@ -82,9 +83,9 @@ class RawSpinLock {
   }
 
   void unlock() {
-    note_unlocked();
     // Only the holder writes it. Release: partner is the acquire in is_served().
     serving_.store(serving_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    note_unlocked();  // by its address: the lock may be gone
   }
 
   // For a waiter that was granted its wish under the lock, to know that the granter is done with
@@ -122,8 +123,8 @@ class RawSpinLock {
     spin_until([&] { return is_served(ticket); });
   }
 
-  std::atomic<uint32_t> next_{0};
-  std::atomic<uint32_t> serving_{0};
+  Atomic<uint32_t> next_{0};
+  Atomic<uint32_t> serving_{0};
 };
 
 }  // namespace jiffy
