@@ -5,13 +5,11 @@
 // buffer of its processor while later loads go ahead, so without a full fence in between both sides
 // may miss each other, and the work lies there while the Cpu sleeps. The model has such buffers: at
 // any time a processor takes its next step or writes the oldest entry of its buffer to memory.
+// This is the argument, to the last interleaving; wake_explore_test.cc explores the code itself.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <set>
 #include <string>
 #include <vector>
@@ -265,48 +263,6 @@ TEST(ParkModel, SequentialConsistencyAloneWouldHideTheMissingFences) {
   };
   EXPECT_EQ(Explorer({fenced(without(sleeper(), 2)), fenced(waker())}).lost(), 0);
   EXPECT_EQ(Explorer({fenced(sleeper()), fenced(without(waker(), 1))}).lost(), 0);
-}
-
-// --- The model is of this code.
-
-std::string source(const char* file) {
-  const std::filesystem::path path =
-      std::filesystem::path(__FILE__).parent_path().parent_path() / "runtime" / file;
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-void expect_in_order(const std::string& text, const std::string& function,
-                     const std::vector<std::string>& steps) {
-  size_t at = text.find(function);
-  ASSERT_NE(at, std::string::npos) << function;
-  const size_t end = text.find("\n}\n", at);
-  for (const std::string& step : steps) {
-    at = text.find(step, at);
-    ASSERT_LT(at, end) << "'" << step << "' is not in its place in " << function
-                       << ": change the model with it";
-    at += step.size();
-  }
-}
-
-// Neither a stress test nor x86 shows reliably that a fence is missing; so the steps are looked
-// for.
-TEST(ParkModel, SourceHasTheStepsInTheOrderOfTheModel) {
-  const std::string idle = source("sched/idle.cc");
-  if (idle.empty()) GTEST_SKIP() << "the sources are not beside the tests";
-  expect_in_order(idle, "void idle_wait(",
-                  {"idle_state.store(IdleState::kPolling, std::memory_order_seq_cst)",
-                   "idle_state.store(IdleState::kParked, std::memory_order_seq_cst)",
-                   "std::atomic_thread_fence(std::memory_order_seq_cst)", "if (!wanted(cpu)",
-                   "->park(", "idle_state.store(IdleState::kBusy, std::memory_order_seq_cst)"});
-  expect_in_order(source("sched/run_queue.h"), "void unlock_and_notify()",
-                  {"lock.unlock()", "notify("});
-  expect_in_order(
-      source("sched/run_queue.cc"), "void RunQueue::tell_idle(",
-      {"std::atomic_thread_fence(std::memory_order_seq_cst)", "idle_state.load(", "->unpark("});
-  expect_in_order(source("cpu/cpu.cc"), "void Cpu::raise(",
-                  {"pending.fetch_or(bit, std::memory_order_seq_cst)",
-                   "idle_state.load(std::memory_order_seq_cst)"});
 }
 
 }  // namespace
