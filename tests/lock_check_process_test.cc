@@ -10,6 +10,9 @@ extern "C" __attribute__((weak)) int jiffy_held_pthread_mutexes();
 namespace jiffy {
 namespace {
 
+// A time that has passed already would be no suspension.
+constexpr std::chrono::milliseconds kLong(5);
+
 void suspend_with_mutex_held(int times) {
   std::mutex mutex;
   Runtime rt(Options{.cpus = 1});
@@ -17,7 +20,7 @@ void suspend_with_mutex_held(int times) {
       [&] {
         for (int i = 0; i < times; ++i) {
           std::lock_guard<std::mutex> lock(mutex);
-          sleep_for(std::chrono::microseconds(10));
+          sleep_for(kLong);
         }
       },
       SpawnOptions{.name = "holder"});
@@ -28,7 +31,7 @@ void suspend_with_mutex_released() {
   Runtime rt(Options{.cpus = 1});
   rt.run([&] {
     { std::lock_guard<std::mutex> lock(mutex); }
-    sleep_for(std::chrono::microseconds(10));
+    sleep_for(kLong);
   });
 }
 
@@ -118,7 +121,7 @@ void suspend_with_timed_mutex_held() {
   rt.run(
       [&] {
         if (!mutex.try_lock_for(std::chrono::seconds(10))) return;
-        sleep_for(std::chrono::microseconds(10));
+        sleep_for(kLong);
         mutex.unlock();
       },
       SpawnOptions{.name = "holder"});
@@ -138,7 +141,7 @@ TEST_F(LockCheck, TimedMutexThatWasReleasedHidesNoOther) {
         [&] {
           if (timed.try_lock_for(std::chrono::seconds(10))) timed.unlock();
           std::lock_guard<std::mutex> lock(mutex);
-          sleep_for(std::chrono::microseconds(10));
+          sleep_for(kLong);
         },
         SpawnOptions{.name = "holder"});
   };
