@@ -47,16 +47,21 @@ TEST(Park, AMissingFenceOfTheWakerIsFound) {
 }
 TEST(Park, AForgottenUnparkIsFound) { expect_found(Fault::kUnparkIsForgotten, 2, ping_pong); }
 
-// A fiber that moves while two others wake it.
-void wake_who_moves(Runtime& rt) {
-  Semaphore units;
+// A fiber that may move, and waits four times.
+JoinHandle<void> take_four(Runtime& rt, Semaphore& units) {
   SpawnOptions anywhere;
   anywhere.migratable = true;
-  auto mover = rt.spawn(
-      [&] {
+  return rt.spawn(
+      [&units] {
         for (int i = 0; i < 4; ++i) units.acquire();
       },
       anywhere);
+}
+
+// A fiber that moves while two others wake it.
+void wake_who_moves(Runtime& rt) {
+  Semaphore units;
+  auto mover = take_four(rt, units);
   JoinHandle<void> wakers[2];
   for (int cpu = 0; cpu < 2; ++cpu) {
     wakers[cpu] = rt.spawn(
@@ -76,13 +81,7 @@ TEST(RemoteWake, AFiberThatMovesIsFound) { expect_all_seeds_pass(3, wake_who_mov
 // The attributes of a fiber are changed while it is woken and moved.
 void change_who_moves(Runtime& rt) {
   Semaphore units;
-  SpawnOptions anywhere;
-  anywhere.migratable = true;
-  auto mover = rt.spawn(
-      [&] {
-        for (int i = 0; i < 4; ++i) units.acquire();
-      },
-      anywhere);
+  auto mover = take_four(rt, units);
   auto waker = rt.spawn(
       [&] {
         for (int i = 0; i < 4; ++i) units.release();
