@@ -18,12 +18,17 @@
 
 #include "sched/runtime_state.h"
 #include "support/process.h"
-#include "support/runtimes.h"
 
 namespace jiffy {
 namespace {
 
 using std::chrono_literals::operator""ms;
+
+Options with_cpus(int cpus) {
+  Options options;
+  options.cpus = cpus;
+  return options;
+}
 
 // --- How many Cpus.
 

@@ -15,13 +15,18 @@
 #include <vector>
 
 #include "support/process.h"
-#include "support/runtimes.h"
 #include "support/sanitizer.h"
 
 namespace jiffy {
 namespace {
 
 using std::chrono_literals::operator""ms;
+
+Options with_cpus(int cpus) {
+  Options options;
+  options.cpus = cpus;
+  return options;
+}
 
 // --- Broken invariants end the process with a sentence.
 

@@ -24,14 +24,8 @@ CheckedRuntime::CheckedRuntime(Options options) : rt_(std::move(options)) {
   const Status status = rt_.start();
   EXPECT_TRUE(status.ok()) << status.message();
   if (!status.ok()) return;
-  // A Cpu may still be starting a worker, which is alive before it is counted.
-  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  do {
-    own_units_ = live_units();
-    start_ = rt_.counters();
-    if (start_.at(Counter::kSpawns) - start_.at(Counter::kExits) == own_units_) break;
-    std::this_thread::yield();
-  } while (std::chrono::steady_clock::now() < patience);
+  own_units_ = live_units();
+  start_ = rt_.counters();
 }
 
 // Units of stack that belong to a fiber which has not been released.

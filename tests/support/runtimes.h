@@ -31,13 +31,6 @@ inline Options sim_options(int cpus, uint64_t seed = 1) {
   return options_for(MachineKind::kSim, cpus, seed);
 }
 
-// As an application asks for them.
-inline Options with_cpus(int cpus) {
-  Options options;
-  options.cpus = cpus;
-  return options;
-}
-
 // Options for a fiber that may change Cpus, and for one that may not.
 inline SpawnOptions migratable(std::string name = {}) {
   SpawnOptions options;
