@@ -115,25 +115,27 @@ TEST_P(LifetimeTest, ADetachedFibersResultMayBlockInItsDestructor) {
   struct Result {
     std::shared_ptr<Semaphore> gate;
     std::shared_ptr<std::string> where;
-    Result(std::shared_ptr<Semaphore> g, std::shared_ptr<std::string> w)
-        : gate(std::move(g)), where(std::move(w)) {}
+    Semaphore* destroyed;
+    Result(std::shared_ptr<Semaphore> g, std::shared_ptr<std::string> w, Semaphore* d)
+        : gate(std::move(g)), where(std::move(w)), destroyed(d) {}
     Result(Result&&) = default;
     ~Result() {
       if (gate == nullptr) return;
       gate->acquire();
       *where = this_fiber::name();
+      destroyed->release();
     }
   };
   const auto gate = std::make_shared<Semaphore>(0);
   const auto where = std::make_shared<std::string>();
   SpawnOptions options;
   options.name = "owner";
-  Semaphore detached(0);
+  Semaphore detached(0), destroyed(0);
   rt->run([&] {
     auto owner = spawn(
         [&] {
           detached.acquire();
-          return Result(gate, where);
+          return Result(gate, where, &destroyed);
         },
         options);
     owner.detach();
@@ -141,8 +143,8 @@ TEST_P(LifetimeTest, ADetachedFibersResultMayBlockInItsDestructor) {
     yield();
     yield();
     gate->release();
+    destroyed.acquire();
   });
-  rt.expect_quiet();
   EXPECT_EQ(*where, "owner");
 }
 

@@ -62,9 +62,9 @@ struct RuntimeState {
   // are not freed before they are out. Release on leaving, acquire by stop().
   Atomic<int> foreign_wakers{0};
   Atomic<uint64_t> next_fiber_id{1};  // A: handed to the Cpus in blocks
+  Atomic<bool> complained_of_mutex{false};  // A, relaxed: it is said once
   // A: a Cpu has been unparked to look for work to pull, and has not looked yet. Keeps a burst of
   // spawns from waking each idle Cpu.
-  Atomic<bool> complained_of_mutex{false};
   Atomic<bool> balancer_waking{false};
   Atomic<int> parked_cpus{0};  // A: how many park or are about to
 

@@ -24,8 +24,11 @@ CheckedRuntime::CheckedRuntime(Options options) : rt_(std::move(options)) {
   const Status status = rt_.start();
   EXPECT_TRUE(status.ok()) << status.message();
   if (!status.ok()) return;
-  own_units_ = live_units();
-  start_ = rt_.counters();
+  // A worker of the pools may be at its birth: it holds its stack, and is not yet counted.
+  do {
+    own_units_ = live_units();
+    start_ = rt_.counters();
+  } while (own_units_ != start_.at(Counter::kSpawns) - start_.at(Counter::kExits));
 }
 
 // Units of stack that belong to a fiber which has not been released.
@@ -36,6 +39,7 @@ size_t CheckedRuntime::live_units() {
   };
   RuntimeState& state = rt_.state();
   state.stacks->for_each_unit(count);
+  if (state.tcb_stacks != nullptr) state.tcb_stacks->for_each_unit(count);
   state.pools_lock.lock();
   for (auto& pool : state.other_stacks) pool->for_each_unit(count);
   state.pools_lock.unlock();
