@@ -77,8 +77,16 @@ void Cpu::raise_softirq(Softirq nr) {
   if (!in_interrupt() && hooks != nullptr) hooks->wake_ksoftirqd(*this);
 }
 
+void Cpu::pay() {
+  if (owed != 0) machine->consume(0);
+}
+
 void Cpu::service_interrupts() {
   preempt_count_add(kHardirqUnit);
+  if (costs != nullptr) [[unlikely]] {
+    owed += costs->interrupt;
+    pay();
+  }
   // Acquire: partner is the release in raise().
   uint64_t bits = pending.exchange(0, std::memory_order_acquire);
   while (bits != 0) {

@@ -78,6 +78,8 @@ struct CpuHooks {
   void (*watchdog)(Cpu& cpu);
   // Wakes the Cpu's soft-interrupt thread.
   void (*wake_ksoftirqd)(Cpu& cpu);
+  // All fibers of the Cpu's runtime, for the report of a simulation that cannot go on.
+  std::string (*report)(const Cpu& cpu);
 };
 
 // How an idle Cpu waits. The default polls its own words and then parks in the machine; a ring of
@@ -158,6 +160,8 @@ class alignas(128) Cpu {
 #ifdef JIFFY_CHECK_LOCKS
   HeldLocks held_locks;  // P
 #endif
+  const StepCosts* costs = nullptr;       // I: of a simulation; null on the host
+  int64_t owed = 0;                       // P: ns for such steps, not yet passed
   int64_t oneshot_armed = kNever;         // P
   Atomic<int64_t> hrtick_expiry{kNever};  // R; read by the owner
   int64_t tick_period = 0;                // I: ns
@@ -203,6 +207,9 @@ class alignas(128) Cpu {
   // Runs pending soft interrupts within the kernel's limits: 2 ms in jiffies, 10 rounds, no hard
   // request pending; what is left goes to the thread. Not nested.
   void do_softirq();
+
+  // By the owner, with no lock held, in a simulation: what is owed passes.
+  void pay();
 
   // By the owner: arms the machine's one-shot timer for the earliest of timers and HRTICK.
   void program_oneshot();

@@ -80,7 +80,7 @@ void wait_for_fibers(RuntimeState& state) {
   for (;;) {
     preempt_disable();
     state.drain_lock.lock();
-    waiter.prepare();
+    waiter.prepare("the last fiber");
     // In this order: a worker that is made meanwhile must not be counted among the second only.
     const int64_t services = service_fibers(state);
     const bool over = state.drain_acks == cpus && live_fibers(state) <= services;
@@ -204,6 +204,7 @@ Status make_cpus(RuntimeState& state, int count) {
     auto unit = std::make_unique<CpuUnit>(i, state);
     Cpu& cpu = unit->cpu;
     cpu.machine = state.machine.get();
+    cpu.costs = state.machine->step_costs();
     cpu.clock = state.machine->make_clock();
     cpu.tick_period = 1'000'000'000 / o.hz;
     cpu.current = &cpu.idle;

@@ -94,6 +94,8 @@ struct alignas(64) Fiber {
   FairEntity fair;  // R
 
   int64_t wake_stamp = 0;      // R: when it became runnable (runqlat's stamp); 0 for none
+  int64_t sleep_stamp = 0;     // P: since when it sleeps; in a simulation
+  const char* waits_for = "";  // P: what it waits for, since it last announced a sleep
   CpuMask* allowed = nullptr;  // R: null for all
   // P. Called by schedule() when the fiber is about to sleep, and when it runs again: how a worker
   // pool keeps its count of running workers.
@@ -106,7 +108,7 @@ struct alignas(64) Fiber {
   void* block = nullptr;
 
   // Joining. J is the lock of this queue.
-  WaitQueue join_queue{LockClass::kHandoff};
+  WaitQueue join_queue{LockClass::kHandoff, "the end of a fiber"};
   bool done = false;          // J
   bool detached = false;      // J
   bool reap_at_exit = false;  // P: it was detached when it ended, so its Cpu frees it

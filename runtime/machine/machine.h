@@ -15,6 +15,14 @@ class Cpu;
 
 inline constexpr int64_t kNever = INT64_MAX;
 
+// What the runtime's own steps cost where time is virtual, ns.
+struct StepCosts {
+  int64_t wakeup = 0;
+  int64_t switching = 0;
+  int64_t interrupt = 0;
+  int64_t offload = 0;
+};
+
 // A machine gives each Cpu a thread of execution, a clock, a periodic tick, a one-shot timer,
 // inter-processor interrupts and a place to idle. Two exist: the host (threads, POSIX timers,
 // signals, futexes) and the sim (all Cpus in one thread, in virtual time).
@@ -56,6 +64,14 @@ class Machine {
   virtual void unpark(Cpu& cpu) = 0;
   // By the owner, idle: how long it is worth polling before park(), ns. 0 in the sim.
   virtual int64_t spin_ns() const = 0;
+
+  // Sim: what its steps cost, and that a Cpu has switched. On the host they take what they take.
+  virtual const StepCosts* step_costs() const { return nullptr; }
+  virtual void switched(Cpu&) {}
+
+  // A thread that is no Cpu of this machine's runtime calls into it (`call`: how). Host: nothing to
+  // say. Sim: aborts if it is not the thread that started it.
+  virtual void check_caller(const char* call) const { (void)call; }
 
   // The running fiber says that it would take `ns` of its Cpu's time. Sim: the time passes and
   // interrupts arrive in it. Host: burns that time.

@@ -29,7 +29,7 @@ RunQueue::RunQueue(Cpu& cpu, RuntimeState& state)
     : lock(LockClass::kRunQueue, cpu.id),
       cpu_(cpu),
       state_(state),
-      stamps_(state.options.latency_stats),
+      stamps_(state.options.latency_stats || state.machine->simulated()),
       hrtick_(state.options.hrtick) {}
 
 // --- On and off the queue.
@@ -45,9 +45,17 @@ void RunQueue::start_tick() {
 void RunQueue::requeue_delayed(Fiber& fiber, int64_t now) {
   fair_.requeue_delayed(fiber.fair);
   if (&fiber != cpu_.current) begin_waiting(fiber);
-  if (stamps_) fiber.wake_stamp = now;
+  if (stamps_) stamp_runnable(fiber, kWakeup, now);
   publish_hint();
   start_tick_if_needed();
+}
+
+void RunQueue::stamp_runnable(Fiber& fiber, unsigned flags, int64_t now) {
+  fiber.wake_stamp = now != 0 ? now : read_clock();
+  Cpu* waker = this_cpu();
+  if ((flags & kWakeup) != 0 && waker != nullptr && waker->costs != nullptr) {
+    waker->owed += waker->costs->wakeup;
+  }
 }
 
 void RunQueue::finish_delayed(FairEntity& entity) {
@@ -89,6 +97,7 @@ void RunQueue::notify(unsigned todo) {
   if ((todo & kTellRunning) != 0) cpu_.raise(kRescheduleVector);
   if ((todo & kTellIdle) != 0) tell_idle();
   if ((todo & kStartTick) != 0) start_tick();
+  if ((todo & kPay) != 0) cpu_.pay();
 }
 
 void RunQueue::tell_idle() {

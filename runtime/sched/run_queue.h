@@ -46,7 +46,7 @@ class alignas(64) RunQueue {
  private:
   // What is left to do when the lock is free again, since it takes a system call: tell another Cpu
   // of a request, which ran its idle loop or a fiber when it was made; and start its tick.
-  enum AfterUnlock : uint8_t { kTellIdle = 1, kTellRunning = 2, kStartTick = 4 };
+  enum AfterUnlock : uint8_t { kTellIdle = 1, kTellRunning = 2, kStartTick = 4, kPay = 8 };
   uint8_t after_unlock_ = 0;
   int nr_fifo_ = 0;  // stop and FIFO fibers, the current one included
   Atomic<int> nr_hint_{0};
@@ -123,6 +123,8 @@ class alignas(64) RunQueue {
     return fiber.sched_class == SchedClass::kFair || stamps_;
   }
   bool stamps() const { return stamps_; }
+  // In a simulation: the Cpu of this queue pays what it owes when the lock is free.
+  void pay_after_unlock() { after_unlock_ |= kPay; }
 
  private:
   friend struct RunQueueTestPeer;
@@ -139,6 +141,7 @@ class alignas(64) RunQueue {
   int64_t read_clock() const;
   void finish_delayed(FairEntity& entity);
   void publish_hint() { nr_hint_.store(nr_running(), std::memory_order_relaxed); }
+  void stamp_runnable(Fiber& fiber, unsigned flags, int64_t now);
   void begin_waiting(Fiber& fiber);
   void end_waiting(Fiber& fiber);
   void start_tick_if_needed();
@@ -212,7 +215,7 @@ inline void RunQueue::start_tick_if_needed() {
 }
 
 inline void RunQueue::enqueue(Fiber& fiber, unsigned flags, int64_t now) {
-  if (stamps_) fiber.wake_stamp = now != 0 ? now : read_clock();
+  if (stamps_) stamp_runnable(fiber, flags, now);
   if (is_fair(fiber)) {
     fair_.enqueue(fiber.fair, flags);
     if (hrtick_ && fair_.nr_queued() == 2) arm_hrtick(now);

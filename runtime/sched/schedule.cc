@@ -64,6 +64,11 @@ SwitchReason reason_of(SwitchKind kind, uint32_t need, const Fiber& prev) {
     cpu.queue_latency[static_cast<size_t>(next.kind)].record(static_cast<uint64_t>(waited));
     next.wake_stamp = 0;
   }
+  if (cpu.costs == nullptr) return;
+  if (prev.state.load(std::memory_order_relaxed) == FiberState::kSleeping) prev.sleep_stamp = now;
+  cpu.owed += cpu.costs->switching;
+  if (cpu.owed != 0) cpu.rq->pay_after_unlock();
+  cpu.machine->switched(cpu);
 }
 
 // The words of the running context follow it: those of a control block of its own are written
@@ -330,6 +335,8 @@ void tick(Cpu& cpu, int64_t now) {
   }
 }
 
+std::string report(const Cpu& cpu) { return dump_fibers(*cpu.state); }
+
 void wake_ksoftirqd(Cpu& cpu) {
   if (cpu.ksoftirqd != nullptr) (void)try_to_wake_up(*cpu.ksoftirqd);
 }
@@ -390,7 +397,8 @@ const CpuHooks kSchedHooks = {.main = cpu_main,
                               .preempt_irq = preempt_irq,
                               .tick = tick,
                               .watchdog = watchdog_check,
-                              .wake_ksoftirqd = wake_ksoftirqd};
+                              .wake_ksoftirqd = wake_ksoftirqd,
+                              .report = report};
 
 void sched_init_cpu(Cpu& cpu) {
   cpu.hooks = &kSchedHooks;

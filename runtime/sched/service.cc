@@ -34,7 +34,7 @@ void sleep_unless(SpinLock& lock, Ready ready) {
   Waiter waiter;
   lock.lock();
   const bool sleep = !ready();
-  if (sleep) waiter.prepare();
+  if (sleep) waiter.prepare("requests");
   lock.unlock();
   if (sleep) (void)waiter.block(kNever);
 }
@@ -153,7 +153,7 @@ void stop_one_cpu(Cpu& cpu, void (*fn)(void* arg), void* arg) {
   StopRequest request{{}, fn, arg, false, {}};
   s.lock.lock();
   s.requests.push_back(&request);
-  request.waiter.prepare();
+  request.waiter.prepare("a stopper");
   (void)try_to_wake_up(*s.stopper);
   s.lock.unlock();
   (void)request.waiter.block(kNever);

@@ -176,7 +176,10 @@ bool is_foreign(const RuntimeState& state) {
 // A spawn from outside holds the shutdown off from its first look at the runtime to its last touch.
 bool begin_foreign_spawn(RuntimeState& state) {
   state.foreign_spawns.fetch_add(1, std::memory_order_seq_cst);
-  if (state.accept_spawns.load(std::memory_order_seq_cst)) return true;
+  if (state.accept_spawns.load(std::memory_order_seq_cst)) {
+    state.machine->check_caller("a spawn");
+    return true;
+  }
   state.foreign_spawns.fetch_sub(1, std::memory_order_release);
   return false;
 }

@@ -127,6 +127,7 @@ bool try_to_wake_up(Fiber& fiber) {
   }
   if (local != nullptr) [[likely]]
     return wake_under_lock(fiber, local);
+  state.machine->check_caller("a wakeup");
   state.foreign_wakers.fetch_add(1, std::memory_order_relaxed);
   const bool woken = wake_under_lock(fiber, nullptr);
   // Release: partner is the acquire in the runtime's stop().
@@ -161,8 +162,9 @@ struct SleepTimer : TimerNode {
 
 Waiter::Waiter() : fiber(current_fiber()) {}
 
-void Waiter::prepare() {
+void Waiter::prepare(const char* what) {
   if (fiber != nullptr) {
+    fiber->waits_for = what;
     fiber->state.store(FiberState::kSleeping, std::memory_order_relaxed);
   } else {
     word.store(0, std::memory_order_relaxed);

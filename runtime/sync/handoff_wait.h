@@ -23,7 +23,7 @@ class HandoffWait : public WaitEntry {
   void enqueue(WaitQueue& queue) {
     queue_ = &queue;
     queue.add(*this);
-    waiter_.prepare();
+    waiter_.prepare(queue.what());
   }
 
   // Under the queue's lock, by the giver.
@@ -101,7 +101,7 @@ class HandoffWait : public WaitEntry {
         queue.unlock();
         return late ? WaitResult::kTimeout : WaitResult::kStopped;
       }
-      waiter_.prepare();
+      waiter_.prepare(queue.what());
       // Announced, and then looked at again: partner is the fence in wake_for_stop().
       full_fence();
       if (until.stop.stop_requested()) {

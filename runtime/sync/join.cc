@@ -1,5 +1,6 @@
 // The end of a fiber, and those who wait for it.
 #include <jiffy/fiber.h>
+#include <jiffy/sim.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -61,16 +62,23 @@ namespace {
 // A simulation runs while somebody outside waits for it.
 WaitResult run_sim_until_done(Fiber& fiber, const Until& until) {
   RuntimeState& state = *fiber.state_of_runtime;
+  state.machine->check_caller("a join");
   const auto left_stack = [&] { return !fiber.on_stack.load(std::memory_order_relaxed); };
   const int64_t deadline = until.deadline_ns();
-  const Status ran = state.machine->run_until(
-      [&] { return left_stack() || (until.limited() && state.clock.now() >= deadline); });
+  // Time passes up to the deadline though nothing else may be due.
+  if (deadline != kNever) {
+    at(*state.machine, std::chrono::nanoseconds(deadline), [] {});
+  }
+  const Status ran = state.machine->run_until([&] {
+    return left_stack() || state.clock.now() >= deadline || until.stop.stop_requested();
+  });
   if (!ran.ok()) {
     std::fprintf(stderr, "jiffy: waiting for fiber '%s': %s\n%s", fiber.name, ran.message().c_str(),
                  dump_fibers(state).c_str());
     std::abort();
   }
-  return left_stack() ? WaitResult::kReady : WaitResult::kTimeout;
+  if (left_stack()) return WaitResult::kReady;
+  return state.clock.now() >= deadline ? WaitResult::kTimeout : WaitResult::kStopped;
 }
 
 }  // namespace

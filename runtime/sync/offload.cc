@@ -92,6 +92,9 @@ namespace detail {
 Status offload_and_wait(RuntimeState& state, void (*call)(void* arg), void* arg) {
   if (state.machine->simulated()) {
     call(arg);
+    if (const int64_t cost = state.machine->step_costs()->offload; cost != 0) {
+      state.machine->consume(cost);
+    }
     return Status();
   }
   return state.offload->run(call, arg);

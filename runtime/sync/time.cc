@@ -24,7 +24,7 @@ TimePoint now() {
 }
 
 WaitResult sleep_until(const Until& until) {
-  WaitQueue nobody(LockClass::kHandoff);
+  WaitQueue nobody(LockClass::kHandoff, "a time");
   return nobody.wait([] { return false; }, until);
 }
 

@@ -83,7 +83,7 @@ void BlockingWait::enqueue() {
   // Who lost a race for what it was woken for goes to the head at its second try.
   if (!node.linked()) queue_.add(*this);
   flags |= kPriority;
-  waiter_.prepare();
+  waiter_.prepare(queue_.what());
 }
 
 void BlockingWait::leave() {

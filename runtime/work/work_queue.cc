@@ -120,6 +120,9 @@ bool insert_item(WorkQueueState& wq, PoolWorkQueue& wanted, WorkNode& item) {
     return false;
   }
   RuntimeState& state = *wq.runtime;
+  const Cpu* cpu = this_cpu();
+  if (cpu == nullptr || cpu->state != &state) [[unlikely]]
+    state.machine->check_caller("a queued work item");
   const int32_t last = item.last_pool.load(std::memory_order_relaxed);
   item.queued_at = stamp_of(state);
   PoolWorkQueue* pwq = &wanted;
@@ -130,7 +133,6 @@ bool insert_item(WorkQueueState& wq, PoolWorkQueue& wanted, WorkNode& item) {
   }
   WorkerPool& pool = *pwq->pool;
   count_event(state, Counter::kWorksQueued);
-  const Cpu* cpu = this_cpu();
   trace_any(state, TraceEvent::kWorkQueued, static_cast<uint32_t>(pool.id),
             reinterpret_cast<uintptr_t>(&item), cpu == nullptr ? 0 : cpu->current->id);
   enqueue_item(*pwq, item);

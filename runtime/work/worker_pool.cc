@@ -194,7 +194,7 @@ void worker_main(void* block) {
     }
     enter_idle(self);
     Waiter waiter;
-    waiter.prepare();
+    waiter.prepare("work");
     pool.lock.unlock();
     (void)waiter.block(kNever);
     pool.lock.lock();

@@ -44,7 +44,7 @@ class ConditionVariable {
  private:
   void notify(int count);
 
-  WaitQueue waiters_{LockClass::kHandoff};
+  WaitQueue waiters_{LockClass::kHandoff, "condition variable"};
 };
 
 }  // namespace jiffy

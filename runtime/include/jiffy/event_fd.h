@@ -61,7 +61,7 @@ class EventFd {
  private:
   bool can_add(uint64_t n) const { return n <= kMax && count_ <= kMax - n; }
 
-  WaitQueue waiters_;
+  WaitQueue waiters_{LockClass::kWaitQueue, "event"};
   uint64_t count_;  // under waiters_' lock
   const bool semaphore_;
 };

@@ -55,7 +55,7 @@ class Mutex {
   void unlock_slow();
 
   Atomic<uint32_t> word_{kFree};
-  WaitQueue waiters_{LockClass::kHandoff};
+  WaitQueue waiters_{LockClass::kHandoff, "mutex"};
 };
 
 }  // namespace jiffy

@@ -81,7 +81,7 @@ class Scope {
 
   RuntimeState& state_;
   std::stop_source stop_;
-  WaitQueue waiters_{LockClass::kHandoff};
+  WaitQueue waiters_{LockClass::kHandoff, "scope"};
   int64_t children_ = 0;      // under waiters_' lock
   std::exception_ptr error_;  // under waiters_' lock: the first
 };

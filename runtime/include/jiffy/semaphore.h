@@ -28,7 +28,7 @@ class Semaphore {
   void release(int64_t units = 1);
 
  private:
-  WaitQueue waiters_{LockClass::kHandoff};
+  WaitQueue waiters_{LockClass::kHandoff, "semaphore"};
   int64_t count_;  // under waiters_' lock
 };
 

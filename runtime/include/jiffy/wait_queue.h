@@ -86,8 +86,10 @@ class WaitQueue {
  public:
   static constexpr int kAll = 0;
 
-  // kHandoff: for a queue whose entries only wake fibers and threads.
-  explicit WaitQueue(LockClass lock_class = LockClass::kWaitQueue) : lock_(lock_class) {}
+  // kHandoff: for a queue whose entries only wake fibers and threads. `what` one waits for, of
+  // static lifetime: for dumps.
+  explicit WaitQueue(LockClass lock_class = LockClass::kWaitQueue, const char* what = "wait queue")
+      : lock_(lock_class), what_(what) {}
   WaitQueue(const WaitQueue&) = delete;
   WaitQueue& operator=(const WaitQueue&) = delete;
 
@@ -96,6 +98,7 @@ class WaitQueue {
   // Unlocks, and leaves preemption off: for a waiter that sleeps next (Waiter::sleep_after_unlock).
   void unlock_to_sleep() { lock_.unlock(); }
   bool is_locked() const { return lock_.is_locked(); }
+  const char* what() const { return what_; }
   // For who was granted something: the holder's ticket, and whether that holder is done with the
   // queue.
   uint32_t ticket() const { return lock_.ticket(); }
@@ -155,6 +158,7 @@ class WaitQueue {
  private:
   RawSpinLock lock_;
   List<WaitEntry, &WaitEntry::node> entries_;
+  const char* const what_;
 };
 
 }  // namespace jiffy

@@ -2,7 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "cpu/cpu.h"
 
@@ -22,7 +24,12 @@ uint64_t next_random(uint64_t& state) {
 }  // namespace
 
 SimMachine::SimMachine(const SimOptions& options)
-    : options_(options), random_(options.seed * 0x9E3779B97F4A7C15ull + 1) {}
+    : options_(options),
+      costs_{.wakeup = options.wakeup_cost.count(),
+             .switching = options.switch_cost.count(),
+             .interrupt = options.interrupt_cost.count(),
+             .offload = options.offload_cost.count()},
+      random_(options.seed * 0x9E3779B97F4A7C15ull + 1) {}
 
 SimMachine::~SimMachine() = default;
 
@@ -30,6 +37,11 @@ void* SimMachine::machine_data(Cpu& cpu) { return cpu.machine_data; }
 Cpu* SimMachine::running_cpu() { return this_cpu(); }
 int SimMachine::cpu_id(const Cpu& cpu) { return cpu.id; }
 uint64_t SimMachine::next_choice() { return next_random(random_) >> 11; }
+int64_t SimMachine::choose(const SimDelay& delay) {
+  const int64_t least = delay.least.count(), most = delay.most.count();
+  if (most <= least) return least;
+  return least + static_cast<int64_t>(next_choice() % static_cast<uint64_t>(most - least + 1));
+}
 
 Status SimMachine::choose_cpus(const Options& options, int* count) {
   *count = options.cpus > 0 ? options.cpus : options_.cpus;
@@ -40,6 +52,7 @@ Status SimMachine::choose_cpus(const Options& options, int* count) {
 }
 
 Status SimMachine::start(const Options& options, Cpu* const* cpus, int count) {
+  owner_ = std::this_thread::get_id();
   tick_period_ = 1'000'000'000 / options.hz;
   model_start();
   eh_ = thread_eh_globals();
@@ -100,6 +113,7 @@ Status SimMachine::run_until(const std::function<bool()>& done) {
   if (running_) return Status::error("a simulation cannot be run from within itself");
   running_ = true;
   context_init_thread(loop_);
+  watch_.begin(options_.most_blocked.count(), [this](int64_t ns) { report_blocked(ns); });
   Status status;
   while (!(done() && model_quiet())) {
     if (events_.empty()) {
@@ -112,8 +126,10 @@ Status SimMachine::run_until(const std::function<bool()>& done) {
     const Event event = events_.top();
     events_.pop();
     now_ = event.when;
+    watch_.moved();
     handle(event);
   }
+  watch_.end();
   running_ = false;
   return status;
 }
@@ -168,9 +184,11 @@ void SimMachine::run_cpu(SimCpu& cpu) {
   set_preempt_count(cpu.saved_count);
   Context* target = cpu.resume;
   cpu.resume = &cpu.context;
+  running_cpu_.store(&cpu, std::memory_order_relaxed);
   model::enter(this);
   (void)context_switch(loop_, *target, eh_, /*from_dies=*/false);
   model::enter(nullptr);
+  running_cpu_.store(nullptr, std::memory_order_relaxed);
   set_this_cpu(nullptr);
   set_current_fiber(nullptr);
   set_preempt_count(0);
@@ -193,7 +211,7 @@ void SimMachine::wait_in_loop(SimCpu& cpu, Waits waits) {
 void SimMachine::consume(int64_t ns) {
   model::drain();
   Cpu* cpu = this_cpu();
-  int64_t left = ns;
+  int64_t left = ns + std::exchange(cpu->owed, 0);
   while (left > 0) {
     SimCpu& sim = sim_cpu(*cpu);
     const int64_t start = now_;
@@ -227,10 +245,11 @@ void SimMachine::arm_oneshot(Cpu& cpu, int64_t when) {
 }
 
 void SimMachine::send_ipi(Cpu& target) {
-  post(now_ + options_.ipi_latency.count(), Kind::kIpi, target.id, 0);
+  post(now_ + choose(options_.ipi_latency), Kind::kIpi, target.id, 0);
 }
 
 void SimMachine::park(Cpu& cpu, int64_t until) {
+  if (cpu.owed != 0) return consume(0);  // and looks for work again
   SimCpu& sim = sim_cpu(cpu);
   sim.park_word.park([&] {
     if (sim.park_word.word.load(std::memory_order_relaxed) != 0) return;
@@ -241,7 +260,52 @@ void SimMachine::park(Cpu& cpu, int64_t until) {
 
 void SimMachine::unpark(Cpu& cpu) {
   sim_cpu(cpu).park_word.unpark(
-      [&] { post(now_ + options_.wake_latency.count(), Kind::kUnpark, cpu.id, 0); });
+      [&] { post(now_ + choose(options_.wake_latency), Kind::kUnpark, cpu.id, 0); });
+}
+
+void SimMachine::switched(Cpu& cpu) {
+  if (now_ != last_switch_at_) {
+    last_switch_at_ = now_;
+    switches_at_once_ = 0;
+  }
+  if (options_.most_switches_at_once == 0) return;
+  if (++switches_at_once_ <= options_.most_switches_at_once) return;
+  std::fprintf(
+      stderr,
+      "jiffy: the simulation stands at %lld ns: %lld switches without time passing, so its "
+      "fibers wake each other for ever (livelock). JIFFY_SIM_SEED=%llu shows it again\n%s",
+      static_cast<long long>(now_), static_cast<long long>(switches_at_once_),
+      static_cast<unsigned long long>(options_.seed), cpu.hooks->report(cpu).c_str());
+  std::abort();
+}
+
+void SimMachine::check_caller(const char* call) const {
+  if (std::this_thread::get_id() == owner_) return;
+  std::fprintf(stderr,
+               "jiffy: %s from a thread that did not start the simulation it is meant for. A "
+               "simulation belongs to one thread, since the order of two is nobody's choice and no "
+               "seed's. Make the call from a fiber, from that thread, or by jiffy::at(), which "
+               "stands for a thread or a device of the simulated world\n",
+               call);
+  std::abort();
+}
+
+// By the watching thread: what it reads stands still, since the thread that would write it is
+// blocked.
+void SimMachine::report_blocked(int64_t blocked_ns) const {
+  const SimCpu* blocked = running_cpu_.load(std::memory_order_relaxed);
+  const Cpu& cpu = blocked != nullptr ? *blocked->cpu : *cpus_.front()->cpu;
+  std::fprintf(stderr,
+               "jiffy: the simulation stands at %lld ns: %s%s%s has been blocked in real time for "
+               "%.1f s, in a system call or by a lock that another thread holds, and with it the "
+               "virtual world. In a simulation fibers wait by jiffy's own calls only. "
+               "JIFFY_SIM_SEED=%llu shows it again\n%s",
+               static_cast<long long>(now_),
+               blocked != nullptr ? "fiber '" : "what runs outside of its Cpus",
+               blocked != nullptr ? cpu.current->name : "", blocked != nullptr ? "'" : "",
+               static_cast<double>(blocked_ns) / 1e9,
+               static_cast<unsigned long long>(options_.seed), cpu.hooks->report(cpu).c_str());
+  std::abort();
 }
 
 void SimMachine::call_at(int64_t when, std::function<void()> fn) {

@@ -3,16 +3,19 @@
 
 #include <jiffy/sim.h>
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
 #include <queue>
+#include <thread>
 #include <vector>
 
 #include "fiber/context.h"
 #include "fiber/known_stack.h"
 #include "machine/machine.h"
 #include "machine/park_word.h"
+#include "machine/sim/sim_watch.h"
 
 namespace jiffy {
 
@@ -38,6 +41,9 @@ class SimMachine final : public Machine {
   void unpark(Cpu& cpu) override;
   int64_t spin_ns() const override { return 0; }
   void consume(int64_t ns) override;
+  const StepCosts* step_costs() const override { return &costs_; }
+  void switched(Cpu& cpu) override;
+  void check_caller(const char* call) const override;
 
   void call_at(int64_t when, std::function<void()> fn);
   int64_t now() const { return now_; }
@@ -95,6 +101,7 @@ class SimMachine final : public Machine {
   static void cpu_entry(Context* previous);
   SimCpu& sim_cpu(Cpu& cpu) { return *static_cast<SimCpu*>(machine_data(cpu)); }
   static void* machine_data(Cpu& cpu);
+  void report_blocked(int64_t blocked_ns) const;
   void post(int64_t when, Kind kind, int cpu, uint64_t generation);
   void handle(const Event& event);
   void run_cpu(SimCpu& cpu);
@@ -118,8 +125,12 @@ class SimMachine final : public Machine {
   static Cpu* running_cpu();
   static int cpu_id(const Cpu& cpu);
   uint64_t next_choice();
+  int64_t choose(const SimDelay& delay);
 
   const SimOptions options_;
+  const StepCosts costs_;
+  int64_t last_switch_at_ = -1;
+  int64_t switches_at_once_ = 0;
   int64_t now_ = 0;
   int64_t tick_period_ = 4'000'000;
   uint64_t random_;
@@ -130,6 +141,9 @@ class SimMachine final : public Machine {
   Context loop_;
   EhGlobals* eh_ = nullptr;
   bool running_ = false;
+  SimWatch watch_;
+  std::thread::id owner_;                            // who started it
+  std::atomic<const SimCpu*> running_cpu_{nullptr};  // relaxed; for the report of who is blocked
 };
 
 }  // namespace jiffy

@@ -15,7 +15,8 @@ struct Waiter {
 
   // Announces the sleep: under the lock of what is waited for, before it is released. Whoever then
   // takes that lock finds a sleeper.
-  void prepare();
+  // `what`: of static lifetime, for dumps ("mutex").
+  void prepare(const char* what = "");
   // Sleeps until wake(), or at the latest until `deadline` (ns of the clock; INT64_MAX for none).
   // False if the deadline ended it.
   bool block(int64_t deadline);
