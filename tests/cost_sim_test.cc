@@ -5,12 +5,14 @@
 #include <jiffy/mutex.h>
 #include <jiffy/offload.h>
 #include <jiffy/semaphore.h>
+#include <jiffy/wait_queue.h>
 #include <jiffy/work.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <functional>
 #include <set>
+#include <string>
 #include <thread>
 
 #include "support/runtimes.h"
@@ -155,6 +157,40 @@ TEST(SimDelays, StayInTheirRangeAndAreTheSeeds) {
   });
   EXPECT_GT(seen.size(), 100u);
   EXPECT_EQ(ipi_delay(1, 3us), 3us);
+}
+
+// Fibers that wait for the same event, none exclusively: which of them goes on first is open.
+TEST(SimChoices, TheSeedChoosesAmongThoseWhoWaitTogether) {
+  std::set<std::string> orders;
+  for_seeds(50, [&](uint64_t seed) {
+    std::string order;
+    SimOptions sim;
+    sim.seed = seed;
+    (void)time_of(sim, [&order] {
+      WaitQueue queue;
+      bool open = false;
+      const auto waiter = [&](char name) {
+        return spawn(
+            [&, name] {
+              (void)queue.wait([&] { return open; });
+              order += name;
+            },
+            pinned(0));
+      };
+      auto a = waiter('a'), b = waiter('b'), c = waiter('c');
+      (void)sleep_for(1ms);
+      open = true;
+      queue.wake(WaitQueue::kAll);
+      a.join();
+      b.join();
+      c.join();
+    });
+    if (seed == 1) {
+      EXPECT_EQ(order, "cba") << "the default seed keeps the plain order";
+    }
+    orders.insert(order);
+  });
+  EXPECT_GT(orders.size(), 2u);
 }
 
 // --- The end of what cannot go on.

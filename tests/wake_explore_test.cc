@@ -3,9 +3,11 @@
 #include <jiffy/fiber.h>
 #include <jiffy/mutex.h>
 #include <jiffy/semaphore.h>
+#include <jiffy/sim.h>
 #include <jiffy/time.h>
 #include <jiffy/timer.h>
 
+#include "sched/runtime_state.h"
 #include "support/explore.h"
 
 namespace jiffy {
@@ -46,6 +48,31 @@ TEST(Park, AMissingFenceOfTheWakerIsFound) {
   expect_found(Fault::kNotifyWithoutFence, 2, ping_pong);
 }
 TEST(Park, AForgottenUnparkIsFound) { expect_found(Fault::kUnparkIsForgotten, 2, ping_pong); }
+
+// A Cpu's one-shot timer fires for nothing, since what it was armed for is over, while the Cpu goes
+// to sleep; then a timer is started from outside.
+void timer_from_outside(Runtime& rt) {
+  constexpr int kRounds = 4;
+  Semaphore early, late;
+  Timer timer(rt, [&] { late.release(); });
+  Machine& machine = *rt.state().machine;
+  for (int round = 1; round <= kRounds; ++round) {
+    at(machine, round * 10us, [&] { early.release(); });
+    at(machine, round * 10us + 5us, [&, round] { timer.start(TimePoint(round * 10us + 6us)); });
+  }
+  auto sleeper = rt.spawn([&] {
+    for (int round = 1; round <= kRounds; ++round) {
+      (void)early.acquire(TimePoint(round * 10us + 100ns));
+      late.acquire();
+    }
+  });
+  sleeper.join();
+}
+
+TEST(Park, ATimerFromOutsideIsNotLost) { expect_all_seeds_pass(1, timer_from_outside); }
+TEST(Park, ATimersInterruptThatDoesNotUnparkIsFound) {
+  expect_found(Fault::kTimerDoesNotUnpark, 1, timer_from_outside);
+}
 
 // A fiber that may move, and waits four times.
 JoinHandle<void> take_four(Runtime& rt, Semaphore& units) {

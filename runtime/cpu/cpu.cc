@@ -71,6 +71,17 @@ void Cpu::raise(Vector vector) {
   }
 }
 
+// The signal may have come after the idle loop's last look and before the sleep, which would then
+// go on with the bit set: and raise(), which finds it set, would wake nobody.
+void Cpu::timer_interrupt(Vector vector) {
+  // Release: partner is the acquire in service_interrupts().
+  pending.fetch_or(uint64_t{1} << vector, std::memory_order_release);
+  // The owner's own store: either seen here, or followed by its look at `pending`.
+  if (idle_state.load(std::memory_order_relaxed) != IdleState::kParked) return;
+  if (model::planted(model::Fault::kTimerDoesNotUnpark)) return;
+  waiter->unpark(*this);
+}
+
 void Cpu::raise_softirq(Softirq nr) {
   softirq_pending |= 1u << static_cast<uint32_t>(nr);
   // In an interrupt the exit path runs it; elsewhere nothing would, before the next interrupt.

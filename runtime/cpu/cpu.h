@@ -90,6 +90,7 @@ class IdleWaiter {
   // One round of polling: look for events of one's own. True if something was found.
   virtual bool poll(Cpu& cpu) = 0;
   virtual void park(Cpu& cpu, int64_t until) = 0;
+  // Also in a signal handler: makes no call that such a one may not make.
   virtual void unpark(Cpu& cpu) = 0;
 };
 
@@ -196,6 +197,10 @@ class alignas(128) Cpu {
   // Raises `vector` here, from any context: sets the bit and, where the Cpu would not see it by
   // itself soon, interrupts or unparks it. Raising a vector that is pending is a no-op.
   void raise(Vector vector);
+
+  // By the machine: this Cpu's own timer has fired. On its thread, in a signal handler; or, where
+  // time is virtual, by who makes time pass.
+  void timer_interrupt(Vector vector);
 
   // By the owner in any context, preemption off. From outside interrupts the thread is woken.
   void raise_softirq(Softirq nr);

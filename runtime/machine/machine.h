@@ -68,6 +68,8 @@ class Machine {
   // Sim: what its steps cost, and that a Cpu has switched. On the host they take what they take.
   virtual const StepCosts* step_costs() const { return nullptr; }
   virtual void switched(Cpu&) {}
+  // Sim: a number below `n`, by the seed, where a contract leaves the order open. Host: 0.
+  virtual uint64_t choose(uint64_t n [[maybe_unused]]) { return 0; }
 
   // A thread that is no Cpu of this machine's runtime calls into it (`call`: how). Host: nothing to
   // say. Sim: aborts if it is not the thread that started it.

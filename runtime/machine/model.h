@@ -20,6 +20,7 @@ enum class Fault : uint8_t {
   kParkWithoutFence,      // an idle Cpu looks for work before it is seen to park
   kParkWithoutLook,       // ... or does not look again at all
   kNotifyWithoutFence,    // a waker asks whether the Cpu parks before its request is seen
+  kTimerDoesNotUnpark,    // a timer's interrupt between the last look and the sleep goes unnoticed
   kUnparkIsForgotten,     // a park forgets an unpark that came before it
   kWakeDoesNotLookAgain,  // a waker locks the queue that a fiber was on, and believes that it still
                           // is

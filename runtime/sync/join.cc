@@ -69,9 +69,8 @@ WaitResult run_sim_until_done(Fiber& fiber, const Until& until) {
   if (deadline != kNever) {
     at(*state.machine, std::chrono::nanoseconds(deadline), [] {});
   }
-  const Status ran = state.machine->run_until([&] {
-    return left_stack() || state.clock.now() >= deadline || until.stop.stop_requested();
-  });
+  const Status ran = state.machine->run_until(
+      [&] { return left_stack() || state.clock.now() >= deadline || until.stop.stop_requested(); });
   if (!ran.ok()) {
     std::fprintf(stderr, "jiffy: waiting for fiber '%s': %s\n%s", fiber.name, ran.message().c_str(),
                  dump_fibers(state).c_str());

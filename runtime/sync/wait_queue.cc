@@ -16,13 +16,26 @@ void WaitQueue::unlock() {
 }
 
 void WaitQueue::add(WaitEntry& entry) {
-  const bool head =
-      (entry.flags & WaitEntry::kPriority) != 0 || (entry.flags & WaitEntry::kExclusive) == 0;
-  if (head) {
-    entries_.push_front(&entry);
-  } else {
+  const bool exclusive = (entry.flags & WaitEntry::kExclusive) != 0;
+  const bool priority = (entry.flags & WaitEntry::kPriority) != 0;
+  if (exclusive && !priority) {
     entries_.push_back(&entry);
+    return;
   }
+  // The contract orders those that are not exclusive before the others, and not among themselves:
+  // a simulation tries either end.
+  const Cpu* cpu = this_cpu();
+  WaitEntry* last = entries_.front();
+  if (priority || last == nullptr || (last->flags & WaitEntry::kExclusive) != 0 || cpu == nullptr ||
+      cpu->machine->choose(2) == 0) {
+    entries_.push_front(&entry);
+    return;
+  }
+  for (WaitEntry* next = entries_.next(last);
+       next != nullptr && (next->flags & WaitEntry::kExclusive) == 0; next = entries_.next(next)) {
+    last = next;
+  }
+  entries_.insert_after(last, &entry);
 }
 
 int WaitQueue::wake_locked(int exclusive, uint64_t key) {

@@ -73,8 +73,9 @@ class BlockingWait : public WaitEntry {
 
 // A list of waiters under a lock, which also guards the condition they wait for.
 //
-// Non-exclusive entries go to the head, exclusive ones to the tail, priority ones to the head: a
-// wake() reaches all of the former and then as many exclusive ones as it is told.
+// Non-exclusive entries go to the head (in what order, a simulation's seed chooses), exclusive ones
+// to the tail, priority ones to the head: a wake() reaches all of the former and then as many
+// exclusive ones as it is told.
 //
 //   WaitQueue queue;  bool ready = false;           // ready: under queue's lock
 //   queue.wait([&] { return ready; });              // a fiber or a thread

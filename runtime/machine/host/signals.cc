@@ -90,9 +90,7 @@ Cpu* cpu_of(const void* stack_address) {
 void on_timer_signal(int signal, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   if (Cpu* cpu = cpu_of(__builtin_frame_address(0)); cpu != nullptr && info->si_code == SI_TIMER) {
-    const auto vector = static_cast<uint64_t>(info->si_value.sival_int);
-    // Release: partner is the acquire in Cpu::service_interrupts().
-    cpu->pending.fetch_or(uint64_t{1} << vector, std::memory_order_release);
+    cpu->timer_interrupt(static_cast<Vector>(info->si_value.sival_int));
     cpu->hooks->watchdog(*cpu);
     if (const SignalSlot* slot = slot_of(__builtin_frame_address(0))) {
       take_interrupts(*slot, *static_cast<ucontext_t*>(context));

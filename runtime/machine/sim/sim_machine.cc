@@ -37,7 +37,11 @@ void* SimMachine::machine_data(Cpu& cpu) { return cpu.machine_data; }
 Cpu* SimMachine::running_cpu() { return this_cpu(); }
 int SimMachine::cpu_id(const Cpu& cpu) { return cpu.id; }
 uint64_t SimMachine::next_choice() { return next_random(random_) >> 11; }
-int64_t SimMachine::choose(const SimDelay& delay) {
+uint64_t SimMachine::choose(uint64_t n) {
+  // The default seed keeps the plain order, as for events of one instant.
+  return options_.seed == 1 ? 0 : next_choice() % n;
+}
+int64_t SimMachine::choose_delay(const SimDelay& delay) {
   const int64_t least = delay.least.count(), most = delay.most.count();
   if (most <= least) return least;
   return least + static_cast<int64_t>(next_choice() % static_cast<uint64_t>(most - least + 1));
@@ -150,19 +154,19 @@ void SimMachine::handle(const Event& event) {
     case Kind::kTick:
       if (event.generation != cpu.tick_generation) break;
       post(now_ + tick_period_, Kind::kTick, event.cpu, event.generation);
-      cpu.cpu->pending.fetch_or(uint64_t{1} << kTickVector, std::memory_order_release);
+      cpu.cpu->timer_interrupt(kTickVector);
       interrupt(cpu);
       break;
     case Kind::kOneshot:
       if (event.generation != cpu.oneshot_generation) break;
-      cpu.cpu->pending.fetch_or(uint64_t{1} << kTimerVector, std::memory_order_release);
+      cpu.cpu->timer_interrupt(kTimerVector);
       interrupt(cpu);
       break;
     case Kind::kIpi:
       interrupt(cpu);
       break;
     case Kind::kUnpark:
-      if (cpu.waits == Waits::kParked) run_cpu(cpu);
+      if (event.generation == cpu.park_generation && cpu.waits == Waits::kParked) run_cpu(cpu);
       break;
     case Kind::kCall:
       break;
@@ -245,7 +249,7 @@ void SimMachine::arm_oneshot(Cpu& cpu, int64_t when) {
 }
 
 void SimMachine::send_ipi(Cpu& target) {
-  post(now_ + choose(options_.ipi_latency), Kind::kIpi, target.id, 0);
+  post(now_ + choose_delay(options_.ipi_latency), Kind::kIpi, target.id, 0);
 }
 
 void SimMachine::park(Cpu& cpu, int64_t until) {
@@ -256,11 +260,15 @@ void SimMachine::park(Cpu& cpu, int64_t until) {
     if (until != kNever) post(until, Kind::kResume, cpu.id, ++sim.resume_generation);
     wait_in_loop(sim, Waits::kParked);
   });
+  ++sim.park_generation;
 }
 
 void SimMachine::unpark(Cpu& cpu) {
-  sim_cpu(cpu).park_word.unpark(
-      [&] { post(now_ + choose(options_.wake_latency), Kind::kUnpark, cpu.id, 0); });
+  SimCpu& sim = sim_cpu(cpu);
+  sim.park_word.unpark([&] {
+    const int64_t arrives = now_ + choose_delay(options_.wake_latency);
+    post(arrives, Kind::kUnpark, cpu.id, sim.park_generation);
+  });
 }
 
 void SimMachine::switched(Cpu& cpu) {

@@ -43,6 +43,7 @@ class SimMachine final : public Machine {
   void consume(int64_t ns) override;
   const StepCosts* step_costs() const override { return &costs_; }
   void switched(Cpu& cpu) override;
+  uint64_t choose(uint64_t n) override;
   void check_caller(const char* call) const override;
 
   void call_at(int64_t when, std::function<void()> fn);
@@ -78,6 +79,7 @@ class SimMachine final : public Machine {
     uint64_t resume_generation = 0;
     uint64_t tick_generation = 0;
     uint64_t oneshot_generation = 0;
+    uint64_t park_generation = 0;
     ParkWord park_word;
 #ifdef JIFFY_MODEL
     std::deque<Store> stores;
@@ -125,7 +127,7 @@ class SimMachine final : public Machine {
   static Cpu* running_cpu();
   static int cpu_id(const Cpu& cpu);
   uint64_t next_choice();
-  int64_t choose(const SimDelay& delay);
+  int64_t choose_delay(const SimDelay& delay);
 
   const SimOptions options_;
   const StepCosts costs_;
