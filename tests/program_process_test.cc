@@ -217,6 +217,52 @@ TEST_F(Program, LazyStarvesThePerCpuWorkerUntilATickPromotes) {
   EXPECT_GT(promotions, 0);
 }
 
+// In virtual time, at costs that were stated before: P1's figures, at the kernel's default tick.
+TEST_F(Program, TheSimulatedKworkerWaitsAsPublishedWhereItsProducerBlocksNowAndThen) {
+  if (kAddressSanitizer || kThreadSanitizer) GTEST_SKIP() << "exact elsewhere, and slow here";
+  const Outcome o = run("kworker --machine sim --pool percpu,unbound --seconds 1 --seed 5 --json");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const JsonValue json = JsonReader::parse(o.out);
+  const auto mean_us = [&json](const char* mode, const char* pool, int hz, int block_every_us) {
+    for (const JsonValue& cell : json.at("cells").array) {
+      if (cell.at("preemption").string == mode && cell.at("pool").string == pool &&
+          cell.at("tick_hz").number == hz && !cell.at("hrtick").boolean &&
+          cell.at("block_every_us").number == block_every_us) {
+        return cell.at("kworker_latency_ns").at("mean").number / 1e3;
+      }
+    }
+    throw std::out_of_range("no such cell");
+  };
+  EXPECT_NEAR(mean_us("lazy", "percpu", 250, 900), 721, 0.25 * 721);
+  EXPECT_GT(mean_us("lazy", "unbound", 250, 900), 2.5);
+  EXPECT_LT(mean_us("lazy", "unbound", 250, 900), 10);
+  EXPECT_NEAR(mean_us("lazy", "percpu", 250, 0), 4000, 0.05 * 4000) << "a tick, if it never blocks";
+  EXPECT_NEAR(mean_us("lazy", "percpu", 1000, 900), 500, 0.25 * 500);
+  for (const int block_every_us : {0, 900}) {
+    EXPECT_LT(mean_us("full", "percpu", 250, block_every_us), 8) << "about its own run";
+  }
+}
+
+TEST_F(Program, TheSameSeedIsTheSameSimulation) {
+  const auto cells_of_seed = [](const char* seed) {
+    const std::string out =
+        run(std::string("kworker --machine sim --seconds 0.01 --json --seed ") + seed).out;
+    return out.substr(out.find("\"cells\""));
+  };
+  const std::string cells = cells_of_seed("5");
+  EXPECT_EQ(cells_of_seed("5"), cells);
+  EXPECT_NE(cells_of_seed("6"), cells);
+}
+
+TEST_F(Program, ASimulationRefusesWhatItWouldIgnore) {
+  for (const char* option : {"--hz 250", "--hrtick", "--plot p.svg", "--trace t.json"}) {
+    const Outcome o = run(std::string("kworker --machine sim ") + option);
+    EXPECT_EQ(o.exit_code, 2) << option;
+    EXPECT_TRUE(contains(o.err, words(option)[0] + ": --machine sim")) << o.err;
+  }
+  EXPECT_EQ(run("kworker --seed 3").exit_code, 2);
+}
+
 TEST_F(Program, EveryVariantLosesAndMixesUpNoPacket) {
   const std::string each = "kworker --json --seconds 0.05 --runs 1 --preemption lazy,full ";
   for (const char* variant :

@@ -194,6 +194,53 @@ std::string kworker_json(const KworkerReport& report) {
   return to_text(json);
 }
 
+std::string kworker_sim_json(const KworkerSimReport& report) {
+  const KworkerOptions& o = report.options;
+  const SimOptions m = sim_machine_options(o.seed);
+  const auto delay = [](const SimDelay& d) {
+    return Json{{"least", d.least.count()}, {"most", d.most.count()}};
+  };
+  Json json = head("jiffy.kworker_sim/1", o.command_line);
+  json["options"] = {{"cpus", report.cpus},
+                     {"seed", o.seed},
+                     {"runs", o.runs},
+                     {"run_s", o.seconds},
+                     {"queues", o.queues},
+                     {"busy", o.busy},
+                     {"ring_entries", o.ring_entries},
+                     {"packet_bytes", o.packet_bytes}};
+  json["costs_ns"] = {{"packet_in", kSimChainCosts.produce.count()},
+                      {"packet_out", kSimChainCosts.consume.count()},
+                      {"injection", kSimChainCosts.inject.count()},
+                      {"wakeup", m.wakeup_cost.count()},
+                      {"switch", m.switch_cost.count()},
+                      {"interrupt", m.interrupt_cost.count()},
+                      {"ipi", delay(m.ipi_latency)},
+                      {"idle_exit", delay(m.wake_latency)}};
+  json["published_thread"] = published::kP1Thread;
+  json["interrupted"] = report.interrupted;
+  json["error"] = report.error.empty() ? Json(nullptr) : Json(report.error);
+  json["cells"] = Json::array();
+  for (const SimTable& table : report.tables) {
+    for (const SimCell& sim : table.cells) {
+      if (sim.cell.runs.empty()) continue;
+      const CellSpec& spec = sim.cell.spec;
+      json["cells"].push_back(
+          {{"preemption", preemption_name(spec.mode)},
+           {"pool", pool_name(spec.pool)},
+           {"tick_hz", sim.hz},
+           {"hrtick", sim.hrtick},
+           {"block_every_us", table.block_every_us},
+           {"throughput_gbit_s", range_json(throughput_of(sim.cell))},
+           {"kworker_latency_ns", latency_json(latency_of(sim.cell, &CellRun::kworker))},
+           {"signal_to_run_ns", latency_json(latency_of(sim.cell, &CellRun::signal_to_run))},
+           {"counts", counts_json(counts_of(sim.cell))},
+           {"counted_s", seconds_of(sim.cell)}});
+    }
+  }
+  return to_text(json);
+}
+
 // --- pingpong.
 
 std::string pingpong_json(const PingpongReport& report) {

@@ -21,20 +21,19 @@ const char* pool_name(Pool pool) {
   return kNames[static_cast<size_t>(pool)];
 }
 
-namespace {
-
-// A run that an interrupt cut shorter than this share is not counted.
-constexpr double kShortestShare = 0.1;
-
-constexpr size_t kPage = 4096;
-
 RingShape ring_shape(const KworkerOptions& options) {
+  constexpr size_t kPage = 4096;
   RingShape ring;
   ring.packet_bytes = static_cast<size_t>(options.packet_bytes);
   ring.entry_bytes = options.mergeable ? kPage : (ring.packet_bytes + kPage - 1) / kPage * kPage;
   ring.entries = static_cast<size_t>(options.ring_entries);
   return ring;
 }
+
+namespace {
+
+// A run that an interrupt cut shorter than this share is not counted.
+constexpr double kShortestShare = 0.1;
 
 std::vector<CellSpec> matrix(const KworkerOptions& options) {
   std::vector<CellSpec> specs;
@@ -153,7 +152,7 @@ Delivery effective_delivery(Delivery asked) {
 int run_kworker(const KworkerOptions& options) {
   KworkerReport report;
   report.options = options;
-  report.cpus = cpus_for(options.queues);
+  report.cpus = cpus_for(options);
   report.pinned = pinned(report.cpus);
   report.delivery = effective_delivery(options.delivery);
   for (CellSpec& spec : options.ring_sweep ? ring_sweep(options) : matrix(options)) {

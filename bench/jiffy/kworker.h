@@ -39,6 +39,8 @@ struct KworkerOptions {
   double seconds = 1;
   int runs = 3;
   bool ring_sweep = false;
+  bool sim = false;   // on the simulated machine; see kworker_sim.h
+  uint64_t seed = 1;  // of a simulation
   bool json = false;
   std::string trace_file;
   std::string plot_file;
@@ -50,6 +52,9 @@ struct CellSpec {
   Pool pool;
   RingShape ring;
 };
+
+// The ring that the options ask for.
+RingShape ring_shape(const KworkerOptions& options);
 
 // One run of a cell.
 struct CellRun {

@@ -119,7 +119,7 @@ double median_wake_ns(Runtime& rt, std::chrono::nanoseconds pause, int rounds) {
 
 Status measure_baseline(const KworkerOptions& options, const RingShape& ring, Baseline* baseline) {
   Options o;
-  o.cpus = cpus_for(options.queues);
+  o.cpus = cpus_for(options);
   o.pin = pinned(o.cpus);
   o.hz = options.hz;
   o.preemption = Preemption::kFull;

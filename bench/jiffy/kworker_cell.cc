@@ -18,6 +18,7 @@
 #include "delivery.h"
 #include "interrupted.h"
 #include "kworker_chain.h"
+#include "kworker_sim.h"
 #include "text_table.h"
 
 namespace jiffy {
@@ -63,15 +64,14 @@ class CellRunner {
   CellRunner(const KworkerOptions& options, const CellSpec& spec, bool traced)
       : options_(options),
         spec_(spec),
-        host_wait_(cpus_for(options.queues)),
+        host_wait_(cpus_for(options)),
         rt_(runtime_options(traced)) {}
 
   Status run(CellRun* result, CellTrace* trace) {
     if (Status status = rt_.start(); !status.ok()) return status;
     if (Status status = start_fibers(); !status.ok()) return status;
-    const Sample before = sample();
-    (void)sleep_unless_interrupted(std::chrono::nanoseconds(int64_t(options_.seconds * 1e9)));
-    const Sample after = sample();
+    Sample before, after;
+    sample_around_the_run(&before, &after);
     if (trace != nullptr) save_trace(trace);
     stop_fibers();
     fill_in(before, after, result);
@@ -90,10 +90,34 @@ class CellRunner {
     uint64_t works_on_producer_cpus = 0;
   };
 
+  void sample_around_the_run(Sample* before, Sample* after) {
+    const std::chrono::nanoseconds duration(int64_t(options_.seconds * 1e9));
+    if (!options_.sim) {
+      *before = sample();
+      (void)sleep_unless_interrupted(duration);
+      *after = sample();
+      return;
+    }
+    // Virtual time passes while a fiber lets it: here, on a Cpu that the chain leaves alone.
+    SpawnOptions observer;
+    observer.cpu = rt_.cpus() - 1;
+    rt_.run(
+        [&] {
+          *before = sample();
+          (void)sleep_for(duration);
+          *after = sample();
+        },
+        observer);
+  }
+
   Options runtime_options(bool traced) {
-    Options o = delivery_options(options_.delivery);
-    o.cpus = cpus_for(options_.queues);
-    o.pin = pinned(o.cpus);
+    Options o = delivery_options(options_.sim ? Delivery::kSafePoints : options_.delivery);
+    o.cpus = cpus_for(options_);
+    if (options_.sim) {
+      o.machine = make_sim_machine(sim_machine_options(options_.seed));
+    } else {
+      o.pin = pinned(o.cpus);
+    }
     o.preemption = spec_.mode;
     o.hz = options_.hz;
     o.hrtick = options_.hrtick;
@@ -118,6 +142,11 @@ class CellRunner {
     chain_options.ring = spec_.ring;
     chain_options.block_when_full = options_.block_when_full;
     chain_options.block_every_ns = options_.block_every_us * int64_t{1000};
+    chain_options.inject_in_place = spec_.pool == Pool::kInAtomic;
+    if (options_.sim) {
+      chain_options.costs = kSimChainCosts;
+      chain_options.block_seed = options_.seed;
+    }
     for (int q = 0; q < options_.queues; ++q) {
       chains_.push_back(std::make_unique<Chain>(chain_options));
     }
@@ -166,7 +195,12 @@ class CellRunner {
       };
     }
     irqfds_.push_back(std::make_unique<IrqFd>(
-        *queue_, [&chain] { chain.interrupt.inject(); }, std::move(in_atomic)));
+        *queue_,
+        [&chain] {
+          if (chain.options.costs.inject.count() != 0) consume(chain.options.costs.inject);
+          chain.interrupt.inject();
+        },
+        std::move(in_atomic)));
     return irqfds_.back()->assign(chain.call);
   }
 
@@ -239,7 +273,7 @@ class CellRunner {
 
 void CellRunner::fill_in(const Sample& before, const Sample& after, CellRun* run) const {
   const double seconds = std::chrono::duration<double>(after.at - before.at).count();
-  const double bits = static_cast<double>(spec_.ring.packet_bytes) * 8;
+  const double bits = static_cast<double>(options_.packet_bytes) * 8;
   run->seconds = seconds;
   run->offered = after.offered - before.offered;
   run->dropped = after.dropped - before.dropped;
@@ -288,9 +322,11 @@ void CellRunner::save_trace(CellTrace* trace) const {
 
 }  // namespace
 
-int cpus_for(int queues) {
+int cpus_for(const KworkerOptions& options) {
+  const int wanted = 2 * options.queues + 2;
+  if (options.sim) return wanted;
   const int available = static_cast<int>(read_topology().default_cpu_count());
-  return std::max(2, std::min(available, 2 * queues + 2));
+  return std::max(2, std::min(available, wanted));
 }
 
 bool pinned(int cpus) { return static_cast<int>(read_topology().allowed.count()) >= cpus; }

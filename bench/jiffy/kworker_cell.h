@@ -11,9 +11,9 @@
 
 namespace jiffy {
 
-// The Cpus that a chain of so many queues uses: one for each producer and each consumer and two
+// The Cpus that the options' queues use: one for each producer and each consumer and two
 // that idle, as far as the machine has them; but two at least.
-int cpus_for(int queues);
+int cpus_for(const KworkerOptions& options);
 
 // Whether each of them has a CPU of the host to itself, and is pinned to it. Two on one CPU would
 // measure the host's scheduler.

@@ -1,10 +1,12 @@
 #include "kworker_chain.h"
 
 #include <jiffy/fiber.h>
+#include <jiffy/sim.h>
 #include <jiffy/time.h>
 
 #include <algorithm>
 #include <chrono>
+#include <random>
 #include <utility>
 
 namespace jiffy {
@@ -25,6 +27,11 @@ int64_t now_ns() { return std::chrono::nanoseconds(now().time_since_epoch()).cou
 // for each packet: for kernel-mode code the release of a lock, for a guest's an exit.
 void safe_point() { const PreemptDisabled region; }
 
+// In a simulation time passes; elsewhere it has.
+void take(std::chrono::nanoseconds cost) {
+  if (cost.count() != 0) consume(cost);
+}
+
 void add(std::atomic<uint64_t>& counter, uint64_t n = 1) {
   counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
 }
@@ -33,6 +40,8 @@ class Producer {
  public:
   explicit Producer(Chain& chain)
       : chain_(chain),
+        random_(chain.options.block_seed),
+        run_for_ns_(next_run_ns()),
         packets_(make_packets(std::max(kSourceBytes, chain.options.ring.packet_bytes))),
         bin_(chain.options.ring.packet_bytes) {}
 
@@ -48,6 +57,7 @@ class Producer {
         drop(packet);
       }
       add(chain_.offered);
+      take(chain_.options.costs.produce);
       safe_point();
       end_packet(packet_bytes);
     }
@@ -61,6 +71,7 @@ class Producer {
       chain_.signalled_at.store(now_ns(), std::memory_order_relaxed);
     }
     chain_.call.signal();
+    if (chain_.options.inject_in_place) take(chain_.options.costs.inject);
   }
 
   // The packet has come all the same, and costs what it costs: a full ring must not make the
@@ -90,12 +101,22 @@ class Producer {
     if (chain_.options.block_every_ns == 0) return;
     const int64_t now = now_ns();
     if (blocked_at_ == 0) blocked_at_ = now;
-    if (now - blocked_at_ < chain_.options.block_every_ns) return;
+    if (now - blocked_at_ < run_for_ns_) return;
     (void)sleep_for(kBlockFor);
     blocked_at_ = now_ns();
+    run_for_ns_ = next_run_ns();
+  }
+
+  int64_t next_run_ns() {
+    const int64_t mean = chain_.options.block_every_ns;
+    if (chain_.options.block_seed == 0 || mean == 0) return mean;
+    return static_cast<int64_t>(
+        std::exponential_distribution<double>(1.0 / static_cast<double>(mean))(random_));
   }
 
   Chain& chain_;
+  std::mt19937_64 random_;
+  int64_t run_for_ns_;
   const std::vector<std::byte> packets_;
   std::vector<std::byte> bin_;
   volatile uint64_t bin_sum_ = 0;  // volatile, so that it is really computed
@@ -130,6 +151,7 @@ class Consumer {
     if (chain_.ring.producer_waits()) chain_.room.wake(WaitQueue::kAll);
     check(header);
     add(chain_.received);
+    take(chain_.options.costs.consume);
     safe_point();
   }
 

@@ -12,6 +12,7 @@
 #include <jiffy/wait_queue.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -32,10 +33,21 @@ class GuestInterrupt {
   bool pending_ = false;  // under halted_'s lock
 };
 
+// What the steps take where they take no time by themselves: in a simulation. Else zero.
+struct ChainCosts {
+  std::chrono::nanoseconds produce{0};  // a packet's copy and checksum, also of one that is dropped
+  std::chrono::nanoseconds consume{0};  // a packet's way out
+  std::chrono::nanoseconds inject{0};   // an interrupt's way into the guest
+};
+
 struct ChainOptions {
   RingShape ring;
   bool block_when_full = false;
   int64_t block_every_ns = 0;
+  // Not 0: the producer's runs between two sleeps are random, with that mean, from this seed.
+  uint64_t block_seed = 0;
+  bool inject_in_place = false;  // the signaller injects
+  ChainCosts costs;
 };
 
 // One vhost queue and its guest.

@@ -9,6 +9,7 @@
 #include "hog.h"
 #include "interrupted.h"
 #include "kworker.h"
+#include "kworker_sim.h"
 #include "pingpong.h"
 
 namespace jiffy {
@@ -62,6 +63,7 @@ Examples:
   jiffy kworker --json > result.json
   jiffy kworker --preemption lazy --pool percpu --trace lazy.json     for ui.perfetto.dev
   jiffy kworker --plot p1.svg
+  jiffy kworker --machine sim --seed 7           the same on an ideal machine, exactly, in virtual time
 )";
 
 constexpr const char* kPingpongExamples = R"(
@@ -157,6 +159,11 @@ void add_kworker(CLI::App* app, KworkerOptions* o) {
   app->add_flag(
       "--ring-sweep", o->ring_sweep,
       "Instead of the matrix: full/percpu and lazy/percpu with rings of 256 KiB to 16 MiB");
+  app->add_option_function<std::string>(
+         "--machine", [o](const std::string& name) { o->sim = name == "sim"; },
+         "host, or sim: in virtual time, at HZ 100, 250 and 1000, with and without HRTICK [host]")
+      ->check(CLI::IsMember({"host", "sim"}));
+  app->add_option("--seed", o->seed, "Of a simulation")->capture_default_str();
   app->add_flag("--json", o->json, "The result as JSON on stdout");
   app->add_option("--trace", o->trace_file,
                   "Write the end of each cell's last run as a Chrome trace; with several cells, to "
@@ -178,6 +185,23 @@ std::string inconsistency(const KworkerOptions& o) {
          std::to_string(entries_needed) +
          " entries of a page; the ring must have as many, or use "
          "--no-mergeable";
+}
+
+// Of options that a simulation has no use for.
+constexpr const char* kNotSimulated[] = {"--hz",    "--hrtick", "--block-every", "--delivery",
+                                         "--trace", "--plot",   "--ring-sweep"};
+
+// The defaults of a simulation are its own: it repeats nothing by chance.
+std::string prepare_simulation(const CLI::App& app, KworkerOptions* o) {
+  for (const char* option : kNotSimulated) {
+    if (app.count(option) == 0) continue;
+    return std::string(option) +
+           ": --machine sim runs each tick, with and without HRTICK, on its "
+           "own two tables, and draws and traces nothing (see jiffy sim for timelines)";
+  }
+  if (app.count("--preemption") == 0) o->modes = {Preemption::kLazy, Preemption::kFull};
+  if (app.count("--runs") == 0) o->runs = 1;
+  return "";
 }
 
 int usage_error(const std::string& message, const CLI::App& app) {
@@ -244,9 +268,11 @@ int run(int argc, char** argv) {
   if (doctor_app->parsed()) return run_doctor(doctor);
   if (pingpong_app->parsed()) return run_pingpong(pingpong);
   if (hog_app->parsed()) return run_hog(hog);
-  if (const std::string wrong = inconsistency(kworker); !wrong.empty()) {
-    return usage_error(wrong, *kworker_app);
-  }
+  std::string wrong = inconsistency(kworker);
+  if (!kworker.sim && kworker_app->count("--seed") != 0) wrong = "--seed: only with --machine sim";
+  if (wrong.empty() && kworker.sim) wrong = prepare_simulation(*kworker_app, &kworker);
+  if (!wrong.empty()) return usage_error(wrong, *kworker_app);
+  if (kworker.sim) return run_kworker_sim(kworker);
   return run_kworker(kworker);
 }
 
