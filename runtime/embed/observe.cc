@@ -67,12 +67,13 @@ void append_fiber(std::string& out, const Fiber& fiber) {
                 fiber.migratable ? " migratable" : "", stack_high_water(fiber) / 1024,
                 fiber.context.stack_size / 1024);
   out += line;
-  if (s != FiberState::kSleeping || fiber.waits_for[0] == '\0') return;
+  const char* what = fiber.waits_for.load(std::memory_order_relaxed);
+  if (s != FiberState::kSleeping || what[0] == '\0') return;
   out.back() = ' ';
-  out += std::string(" waits for ") + fiber.waits_for;
+  out += std::string(" waits for ") + what;
   if (cpu != nullptr && cpu->costs != nullptr) {
     std::snprintf(line, sizeof line, " since %.6f ms",
-                  static_cast<double>(fiber.sleep_stamp) / 1e6);
+                  static_cast<double>(fiber.sleep_stamp.load(std::memory_order_relaxed)) / 1e6);
     out += line;
   }
   out += '\n';

@@ -93,10 +93,11 @@ struct alignas(64) Fiber {
 
   FairEntity fair;  // R
 
-  int64_t wake_stamp = 0;      // R: when it became runnable (runqlat's stamp); 0 for none
-  int64_t sleep_stamp = 0;     // P: since when it sleeps; in a simulation
-  const char* waits_for = "";  // P: what it waits for, since it last announced a sleep
-  CpuMask* allowed = nullptr;  // R: null for all
+  int64_t wake_stamp = 0;  // R: when it became runnable (runqlat's stamp); 0 for none
+  // Written by the fiber, read by dump(): relaxed, and not the model's business.
+  std::atomic<int64_t> sleep_stamp{0};     // since when it sleeps; in a simulation
+  std::atomic<const char*> waits_for{""};  // what it waits for, since it last announced a sleep
+  CpuMask* allowed = nullptr;              // R: null for all
   // P. Called by schedule() when the fiber is about to sleep, and when it runs again: how a worker
   // pool keeps its count of running workers.
   void (*sleep_hook)(Fiber* self, bool going_to_sleep) = nullptr;

@@ -65,7 +65,9 @@ SwitchReason reason_of(SwitchKind kind, uint32_t need, const Fiber& prev) {
     next.wake_stamp = 0;
   }
   if (cpu.costs == nullptr) return;
-  if (prev.state.load(std::memory_order_relaxed) == FiberState::kSleeping) prev.sleep_stamp = now;
+  if (prev.state.load(std::memory_order_relaxed) == FiberState::kSleeping) {
+    prev.sleep_stamp.store(now, std::memory_order_relaxed);
+  }
   cpu.owed += cpu.costs->switching;
   if (cpu.owed != 0) cpu.rq->pay_after_unlock();
   cpu.machine->switched(cpu);

@@ -164,7 +164,7 @@ Waiter::Waiter() : fiber(current_fiber()) {}
 
 void Waiter::prepare(const char* what) {
   if (fiber != nullptr) {
-    fiber->waits_for = what;
+    fiber->waits_for.store(what, std::memory_order_relaxed);
     fiber->state.store(FiberState::kSleeping, std::memory_order_relaxed);
   } else {
     word.store(0, std::memory_order_relaxed);
