@@ -60,7 +60,7 @@ Outcome contend(const Row& row, const Settings& settings, const Contest& contest
 const std::vector<Row>& all_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
-    for (auto* part : {switch_rows, sync_rows, work_rows, cost_rows, preempt_rows}) {
+    for (auto* part : {switch_rows, sync_rows, work_rows, cost_rows, preempt_rows, pick_rows}) {
       for (const Row& row : part()) all.push_back(row);
     }
     return all;

@@ -84,6 +84,7 @@ std::vector<Row> sync_rows();
 std::vector<Row> work_rows();
 std::vector<Row> cost_rows();
 std::vector<Row> preempt_rows();
+std::vector<Row> pick_rows();
 
 // Measures by turns, and judges by the row's bar.
 Outcome contend(const Row& row, const Settings& settings, const Contest& contest);
