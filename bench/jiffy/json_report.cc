@@ -241,6 +241,38 @@ std::string kworker_sim_json(const KworkerSimReport& report) {
   return to_text(json);
 }
 
+// --- sim.
+
+std::string sim_json(const SimReport& report) {
+  const Scenario& s = report.scenario;
+  Json json = head("jiffy.sim/1", report.options.command_line);
+  json["question"] = s.question;
+  json["options"] = {{"cpus", s.cpus},     {"tick_hz", s.hz},
+                     {"hrtick", s.hrtick}, {"preemption", preemption_name(s.preemption)},
+                     {"seed", s.sim.seed}, {"duration_ns", s.duration}};
+  json["truncated"] = report.truncated;
+  json["fibers"] = Json::array();
+  for (const FiberTimeline& line : report.timelines) {
+    Json turns = Json::array();
+    for (const Stretch& stretch : line.stretches) {
+      if (stretch.state != Stretch::kRunning) continue;
+      turns.push_back({{"cpu", stretch.cpu}, {"from_ns", stretch.from}, {"to_ns", stretch.to}});
+    }
+    json["fibers"].push_back(
+        {{"name", line.name},
+         {"ran_ns", line.ran},
+         {"share_percent", 100 * double(line.ran) / double(s.duration)},
+         {"waited_mean_ns", line.waits == 0 ? 0 : double(line.waited) / line.waits},
+         {"longest_wait_ns", line.longest_wait},
+         {"turns", line.turns},
+         {"preempted", line.preempted},
+         {"blocked", line.blocked},
+         {"runs", turns}});
+  }
+  json["counts"] = counts_json(report.counts);
+  return to_text(json);
+}
+
 // --- pingpong.
 
 std::string pingpong_json(const PingpongReport& report) {

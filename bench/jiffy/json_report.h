@@ -10,12 +10,14 @@
 #include "kworker.h"
 #include "kworker_sim.h"
 #include "pingpong.h"
+#include "sim_scenario.h"
 
 namespace jiffy {
 
 std::string kworker_json(const KworkerReport& report);
 std::string kworker_sim_json(const KworkerSimReport& report);
 std::string pingpong_json(const PingpongReport& report);
+std::string sim_json(const SimReport& report);
 std::string hog_json(const HogReport& report);
 std::string doctor_json(const DoctorOptions& options, const std::vector<Check>& checks);
 

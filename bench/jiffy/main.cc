@@ -11,6 +11,7 @@
 #include "kworker.h"
 #include "kworker_sim.h"
 #include "pingpong.h"
+#include "sim_scenario.h"
 
 namespace jiffy {
 
@@ -72,6 +73,14 @@ Examples:
   jiffy pingpong --exchanges 2000 --json
 )";
 
+constexpr const char* kSimExamples = R"(
+Examples:
+  jiffy sim examples/sim/starved.json                        why does the kworker wait?
+  jiffy sim examples/sim/starved.json --preemption full      and in full preemption?
+  jiffy sim lesson.json --events 0 --trace lesson-trace.json     for ui.perfetto.dev
+The file's format: docs/scenarios.md
+)";
+
 constexpr const char* kHogExamples = R"(
 Examples:
   jiffy hog
@@ -90,6 +99,7 @@ Examples:
   jiffy kworker        a kworker starved behind a lazily preempted producer, and its cures
   jiffy pingpong       why lazy preemption costs a block and a wakeup
   jiffy hog            for(;;) and who else gets a turn
+  jiffy sim FILE       a scenario of a few fibers, as a timeline
   jiffy kworker --help
 )";
 
@@ -119,6 +129,31 @@ void add_hog(CLI::App* app, HogOptions* o) {
       ->capture_default_str();
   app->add_flag("--json", o->json, "The result as JSON on stdout");
   footer(app, kHogExamples);
+}
+
+void add_sim(CLI::App* app, SimOptionsOfProgram* o) {
+  app->add_option("file", o->file, "The scenario")->required()->type_name("FILE");
+  app->add_option_function<uint64_t>(
+      "--seed",
+      [o](uint64_t seed) {
+        o->seed = seed;
+        o->seed_given = true;
+      },
+      "Instead of the file's");
+  app->add_option_function<std::string>(
+         "--preemption",
+         [o](const std::string& name) {
+           o->mode = kModes.at(name);
+           o->mode_given = true;
+         },
+         "Instead of the file's: none, voluntary, lazy, full")
+      ->check(one_of(kModes));
+  app->add_option("--events", o->events, "Lines of the list of events; 0: no list")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+  app->add_option("--trace", o->trace_file, "Write a Chrome trace to FILE")->type_name("FILE");
+  app->add_flag("--json", o->json, "The result as JSON on stdout");
+  footer(app, kSimExamples);
 }
 
 void add_kworker(CLI::App* app, KworkerOptions* o) {
@@ -249,6 +284,11 @@ int run(int argc, char** argv) {
       "hog", "Fibers that compute without end beside one that sleeps, in each mode");
   add_hog(hog_app, &hog);
 
+  SimOptionsOfProgram sim;
+  CLI::App* sim_app =
+      app.add_subcommand("sim", "A scenario of a few fibers in virtual time, as a timeline");
+  add_sim(sim_app, &sim);
+
   DoctorOptions doctor;
   CLI::App* doctor_app =
       app.add_subcommand("doctor", "What this machine offers, and what a missing piece costs");
@@ -263,11 +303,12 @@ int run(int argc, char** argv) {
     return usage_error(error.what(), innermost(app));
   }
   kworker.command_line = pingpong.command_line = doctor.command_line = command_line;
-  hog.command_line = command_line;
+  hog.command_line = sim.command_line = command_line;
   catch_interrupts();
   if (doctor_app->parsed()) return run_doctor(doctor);
   if (pingpong_app->parsed()) return run_pingpong(pingpong);
   if (hog_app->parsed()) return run_hog(hog);
+  if (sim_app->parsed()) return run_sim(sim);
   std::string wrong = inconsistency(kworker);
   if (!kworker.sim && kworker_app->count("--seed") != 0) wrong = "--seed: only with --machine sim";
   if (wrong.empty() && kworker.sim) wrong = prepare_simulation(*kworker_app, &kworker);

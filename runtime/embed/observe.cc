@@ -110,8 +110,9 @@ HistogramSnapshot Runtime::queue_latency(LatencyKind kind) const {
 
 std::vector<TraceRecord> Runtime::trace() const {
   std::vector<std::vector<TraceRecord>> rings;
-  for (const auto& unit : state_->units) rings.push_back(unit->cpu.trace.snapshot());
+  // First what came from outside: of one instant, it is more likely the cause.
   rings.push_back(state_->foreign_trace.snapshot());
+  for (const auto& unit : state_->units) rings.push_back(unit->cpu.trace.snapshot());
   return merge_traces(rings);
 }
 

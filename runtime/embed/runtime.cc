@@ -197,6 +197,11 @@ Status make_stacks(RuntimeState& state) {
   return Status();
 }
 
+Status no_trace(const Options& o) {
+  return Status::error("no memory for a trace of " + std::to_string(o.trace_records) +
+                       " records a Cpu");
+}
+
 Status make_cpus(RuntimeState& state, int count) {
   const Options& o = state.options;
   const uint64_t slice = base_slice_ns(count);
@@ -215,13 +220,11 @@ Status make_cpus(RuntimeState& state, int count) {
     unit->rq.fair().configure(o.features, slice, cpu.tick_period);
     sched_init_cpu(cpu);
     cpu.irqs[kCallVector].handler = on_drain_interrupt;
-    if (o.trace_records != 0 && !cpu.trace.enable(o.trace_records)) {
-      return Status::error("no memory for a trace of " + std::to_string(o.trace_records) +
-                           " records a Cpu");
-    }
+    if (o.trace_records != 0 && !cpu.trace.enable(o.trace_records)) return no_trace(o);
     state.cpus.push_back(&cpu);
     state.units.push_back(std::move(unit));
   }
+  if (o.trace_records != 0 && !state.foreign_trace.enable(o.trace_records)) return no_trace(o);
   return Status();
 }
 

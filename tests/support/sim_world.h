@@ -118,12 +118,12 @@ class SimWorld {
   // From here on count(), trace(), switches() and order() start anew.
   void mark() {
     start_counts_ = rt.counters();
-    start_records_ = rt.trace().size();
+    start_records_ = records().size();
   }
   uint64_t count(Counter counter) const { return (rt.counters() - start_counts_).at(counter); }
 
   std::vector<TraceRecord> trace(TraceEvent event, int cpu = -1) const {
-    const std::vector<TraceRecord> all = rt.trace();
+    const std::vector<TraceRecord> all = records();
     std::vector<TraceRecord> some;
     for (size_t i = start_records_; i < all.size(); ++i) {
       if (all[i].event == event && (cpu < 0 || all[i].cpu == cpu)) some.push_back(all[i]);
@@ -152,6 +152,13 @@ class SimWorld {
   Runtime rt;
 
  private:
+  // What the Cpus traced: what came from outside has its place in time, but none after mark().
+  std::vector<TraceRecord> records() const {
+    std::vector<TraceRecord> all = rt.trace();
+    std::erase_if(all, [](const TraceRecord& r) { return r.cpu == kForeignCpu; });
+    return all;
+  }
+
   static constexpr Vector kTestVector = kFirstUserVector;
 
   static Options prepare(Options options, SimOptions sim) {
