@@ -1,6 +1,8 @@
 // How long a short-running fiber waits for a Cpu that a hog in kernel mode occupies: the closed
 // form of EEVDF, and the figures of an independent model of one CPU. The model places its ticks,
-// wakeups and blocks by another random sequence, so its figures come with a tolerance.
+// wakeups and blocks by another random sequence, and its hogs begin with a whole slice, where a new
+// fiber gets half of one: the first waits are shorter here, by up to a tick, and the means of a few
+// hundred waits of a tick each by a thousandth. Hence the tolerances.
 #include <gtest/gtest.h>
 #include <jiffy/fiber.h>
 
@@ -32,6 +34,7 @@ struct Load {
   nanoseconds block{0};  // a hog sleeps for 20 us after about this time; 0: never
   SchedFeatures features = {};
   nanoseconds length = 5s;
+  uint32_t seed = 1;  // of the times of the wakeups and blocks, and of the tick's phase
 };
 
 struct Latency {
@@ -73,8 +76,8 @@ Latency summarize(const SimWorld& world, std::vector<nanoseconds> waits) {
 // The interrupts of the device, until `end`.
 class Device {
  public:
-  Device(SimWorld& world, Sleeper& wakee, nanoseconds end)
-      : world_(world), wakee_(wakee), end_(end) {
+  Device(SimWorld& world, Sleeper& wakee, nanoseconds end, uint32_t seed)
+      : world_(world), wakee_(wakee), end_(end), random_(seed) {
     next();
   }
 
@@ -91,7 +94,7 @@ class Device {
   SimWorld& world_;
   Sleeper& wakee_;
   const nanoseconds end_;
-  std::mt19937 random_{1};
+  std::mt19937 random_;
 };
 
 Latency measure(const Load& load) {
@@ -100,10 +103,12 @@ Latency measure(const Load& load) {
   options.hz = load.hz;
   options.hrtick = load.hrtick;
   options.features = load.features;
-  SimWorld world(options);
+  std::mt19937 random(load.seed);
+  SimOptions sim;
+  sim.tick_phase = nanoseconds(random() % static_cast<uint32_t>(1'000'000'000 / load.hz));
+  SimWorld world(options, sim);
   Sleeper wakee(world, with_slice("wakee", load.slice), [&] { consume(load.run); });
   wakee.settle();
-  std::mt19937 random(2);
   std::exponential_distribution<double> exponential(1);
   std::vector<JoinHandle<void>> hogs;
   for (int i = 0; i < load.hogs; ++i) {
@@ -120,7 +125,7 @@ Latency measure(const Load& load) {
       }
     }));
   }
-  Device device(world, wakee, load.length);
+  Device device(world, wakee, load.length, random());
   for (auto& hog : hogs) hog.join();
   wakee.settle();
   return summarize(world, wakee.latencies());
@@ -159,7 +164,10 @@ TEST(EevdfClosedForm, MeanWaitDoesNotDependOnTheTick) {
 }
 
 TEST(EevdfClosedForm, MeanWaitDoublesWithTwoHogs) {
-  EXPECT_TRUE(near(measure({.slice = 2800us, .hogs = 2}).mean_us, 6.1, 0.06));
+  for (const auto run : {3us, 10us, 30us}) {
+    const Latency l = measure({.slice = 2800us, .run = run, .hogs = 2});
+    EXPECT_TRUE(near(l.mean_us, 2 * static_cast<double>(run.count()), 0.05)) << run.count();
+  }
 }
 
 // --- The model's figures.
@@ -167,9 +175,9 @@ TEST(EevdfClosedForm, MeanWaitDoublesWithTwoHogs) {
 struct Figure {
   const char* name;
   Load load;
-  double mean_us;
+  double mean_us;  // of the model
   double mean_tolerance;
-  double max_us;  // the rule's bound is tested; the model's own maximum is one sample
+  double max_us;  // the bound that the rules give; the model's own maximum is one sample
   double max_least_us;
 };
 
@@ -180,23 +188,27 @@ constexpr Preemption kF = Preemption::kFull;
 
 const Figure kFigures[] = {
     // clang-format off
-    // In LAZY nearly each wakeup waits for a whole tick: it comes right after the last service. At
-    // most: a slice, rounded up to a tick, and the tick that promotes.
-    {"lazy_4ms_slice_2800",  {.mode = kL, .slice = 2800us},                 3946, 0.005, 8900, 7800},
-    {"lazy_4ms_slice_700",   {.mode = kL},                                  3946, 0.005, 8900, 4000},
-    {"lazy_1ms_slice_2800",  {.mode = kL, .hz = 1000, .slice = 2800us},      943, 0.005, 4300, 2800},
-    {"lazy_1ms_slice_700",   {.mode = kL, .hz = 1000},                       942, 0.005, 2200, 1000},
-    {"lazy_10ms_slice_2800", {.mode = kL, .hz = 100, .slice = 2800us},      9963, 0.005, 22500, 10000},
+    // The waits add up to the runs, but for one wait of up to a slice and a tick: the tolerance is
+    // that wait's part of the sum.
+    {"full_4ms_slice_2800",  {.mode = kF, .slice = 2800us},                  3.0, 0.047, 6800, 5500},
+    {"full_4ms_slice_700",   {.mode = kF},                                   3.0, 0.033, 4700, 4000},
     // HRTICK ends the hog's slice by a hard request.
-    {"lazy_hrtick_2800",     {.mode = kL, .hrtick = true, .slice = 2800us}, 1619, 0.02, 2800, 2750},
-    {"lazy_hrtick_700",      {.mode = kL, .hrtick = true},                   557, 0.02,  700,  690},
-    {"full_hrtick_2800",     {.mode = kF, .hrtick = true, .slice = 2800us},  3.0, 0.03, 2801, 2600},
-    {"full_hrtick_700",      {.mode = kF, .hrtick = true},                   3.0, 0.03,  701,  650},
-    // A hog that blocks now and then lets the wakee in.
-    {"lazy_blocks_700",      {.mode = kL, .slice = 2800us, .block = 700us},  525, 0.07, 9000, 4000},
-    {"lazy_blocks_1500",     {.mode = kL, .slice = 2800us, .block = 1500us}, 1000, 0.07, 12000, 4000},
-    {"full_blocks_700",      {.mode = kF, .slice = 2800us, .block = 700us},  25.3, 0.08, 6900, 3000},
-    {"lazy_two_hogs",        {.mode = kL, .hogs = 2},                       3952, 0.005, 17000, 8000},
+    {"full_hrtick_2800",     {.mode = kF, .hrtick = true, .slice = 2800us},  3.0, 0.02, 2801, 2700},
+    {"full_hrtick_700",      {.mode = kF, .hrtick = true},                   3.0, 0.02,  701,  690},
+    // In LAZY nearly each wakeup waits for a whole tick: it comes right after the last service. At
+    // most: a slice, the tick that finds it over, and the tick that promotes.
+    {"lazy_4ms_slice_2800",  {.mode = kL, .slice = 2800us},                 3946, 0.005, 10800, 7900},
+    {"lazy_4ms_slice_700",   {.mode = kL},                                  3946, 0.005, 8700, 4350},
+    {"lazy_1ms_slice_2800",  {.mode = kL, .hz = 1000, .slice = 2800us},      943, 0.005, 4800, 2800},
+    {"lazy_1ms_slice_700",   {.mode = kL, .hz = 1000},                       943, 0.005, 2700, 1350},
+    {"lazy_10ms_slice_2800", {.mode = kL, .hz = 100, .slice = 2800us},      9968, 0.005, 22800, 12000},
+    {"lazy_hrtick_2800",     {.mode = kL, .hrtick = true, .slice = 2800us}, 1615, 0.005, 2800, 2790},
+    {"lazy_hrtick_700",      {.mode = kL, .hrtick = true},                   557, 0.005,  700,  699},
+    // A hog that blocks now and then lets the wakee in; how often it does is the seed's.
+    {"lazy_blocks_700",      {.mode = kL, .slice = 2800us, .block = 700us},  516, 0.05, 10800, 5000},
+    {"lazy_blocks_1500",     {.mode = kL, .slice = 2800us, .block = 1500us}, 1019, 0.05, 10800, 7000},
+    {"full_blocks_700",      {.mode = kF, .slice = 2800us, .block = 700us},    25, 0.08, 6800, 4500},
+    {"lazy_two_hogs",        {.mode = kL, .hogs = 2},                       3952, 0.005, 17400, 8700},
     // clang-format on
 };
 
@@ -207,10 +219,20 @@ INSTANTIATE_TEST_SUITE_P(Figures, EevdfModel, ::testing::ValuesIn(kFigures),
 
 TEST_P(EevdfModel, LatencyIsTheModels) {
   const Figure& f = GetParam();
-  const Latency l = measure(f.load);
-  EXPECT_TRUE(near(l.mean_us, f.mean_us, f.mean_tolerance));
-  EXPECT_LE(l.max_us, f.max_us);
-  EXPECT_GE(l.max_us, f.max_least_us);
+  const uint32_t seeds = kSlowdown > 1 ? 1 : 4;
+  double mean_us = 0;
+  double max_us = 0;
+  Load load = f.load;
+  for (load.seed = 1; load.seed <= seeds; ++load.seed) {
+    const Latency l = measure(load);
+    mean_us += l.mean_us / seeds;
+    max_us = std::max(max_us, l.max_us);
+  }
+  EXPECT_TRUE(near(mean_us, f.mean_us, f.mean_tolerance));
+  EXPECT_LE(max_us, f.max_us);
+  if (seeds > 1) {
+    EXPECT_GE(max_us, f.max_least_us);
+  }
 }
 
 TEST(EevdfModelCounts, LazyServesATickfulOfWakeupsAtOnce) {
