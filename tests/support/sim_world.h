@@ -118,17 +118,32 @@ class SimWorld {
   // From here on count(), trace(), switches() and order() start anew.
   void mark() {
     start_counts_ = rt.counters();
-    start_records_ = records().size();
+    start_records_.clear();
+    for (const TraceRecord& r : rt.trace()) ++start_records_[r.cpu];
   }
   uint64_t count(Counter counter) const { return (rt.counters() - start_counts_).at(counter); }
 
+  // In order of time; those of one instant in the order of their rings, each in its own order.
+  std::vector<TraceRecord> trace() const {
+    std::vector<TraceRecord> all = rt.trace();
+    std::map<uint16_t, size_t> old = start_records_;
+    std::erase_if(all, [&old](const TraceRecord& r) {
+      const bool is_old = old[r.cpu] > 0;
+      if (is_old) --old[r.cpu];
+      return is_old;
+    });
+    return all;
+  }
   std::vector<TraceRecord> trace(TraceEvent event, int cpu = -1) const {
-    const std::vector<TraceRecord> all = records();
-    std::vector<TraceRecord> some;
-    for (size_t i = start_records_; i < all.size(); ++i) {
-      if (all[i].event == event && (cpu < 0 || all[i].cpu == cpu)) some.push_back(all[i]);
-    }
+    std::vector<TraceRecord> some = trace();
+    std::erase_if(
+        some, [&](const TraceRecord& r) { return r.event != event || (cpu >= 0 && r.cpu != cpu); });
     return some;
+  }
+  std::string name_of(uint64_t id) const {
+    if (id == 0) return "idle";
+    const auto it = names_.find(id);
+    return it == names_.end() ? "#" + std::to_string(id) : it->second;
   }
   // The switches of a Cpu, each as "A B preempt_hard": who left, who came, and why.
   std::vector<std::string> switches(int cpu = 0) const {
@@ -152,13 +167,6 @@ class SimWorld {
   Runtime rt;
 
  private:
-  // What the Cpus traced: what came from outside has its place in time, but none after mark().
-  std::vector<TraceRecord> records() const {
-    std::vector<TraceRecord> all = rt.trace();
-    std::erase_if(all, [](const TraceRecord& r) { return r.cpu == kForeignCpu; });
-    return all;
-  }
-
   static constexpr Vector kTestVector = kFirstUserVector;
 
   static Options prepare(Options options, SimOptions sim) {
@@ -174,16 +182,11 @@ class SimWorld {
       fn();
     }
   }
-  std::string name_of(uint64_t id) const {
-    if (id == 0) return "idle";
-    const auto it = names_.find(id);
-    return it == names_.end() ? "#" + std::to_string(id) : it->second;
-  }
 
   std::vector<std::deque<std::function<void()>>> interrupts_;
   std::map<uint64_t, std::string> names_;
   CounterSnapshot start_counts_;
-  size_t start_records_ = 0;
+  std::map<uint16_t, size_t> start_records_;  // by ring: at one instant the rings are interleaved
 };
 
 // A fiber that sleeps until wake(), again and again, and notes when it was woken and when it ran.
