@@ -61,7 +61,7 @@ struct RuntimeState {
   // A: threads that are not Cpus of this runtime, inside a wakeup of one of its fibers. The Cpus
   // are not freed before they are out. Release on leaving, acquire by stop().
   Atomic<int> foreign_wakers{0};
-  Atomic<uint64_t> next_fiber_id{1};  // A: handed to the Cpus in blocks
+  Atomic<uint64_t> next_fiber_id{1};        // A: handed to the Cpus in blocks
   Atomic<bool> complained_of_mutex{false};  // A, relaxed: it is said once
   // A: a Cpu has been unparked to look for work to pull, and has not looked yet. Keeps a burst of
   // spawns from waking each idle Cpu.

@@ -132,7 +132,7 @@ struct Options {
   bool allow_shared_tls = false;
   int hz = 250;         // 100, 250 or 1000
   bool hrtick = false;  // a precise timer ends a slice, in each mode, by a hard request
-  size_t stack_size = 64 * 1024;
+  size_t stack_size = size_t{64} * 1024;
   bool pin = false;            // each Cpu's thread to one host CPU; off: the process's affinity
   bool latency_stats = false;  // run-queue latency histograms: a clock read at each wakeup
   size_t trace_records = 0;    // records a Cpu; 0: no trace

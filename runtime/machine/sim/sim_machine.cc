@@ -12,7 +12,7 @@ namespace jiffy {
 
 namespace {
 
-constexpr size_t kIdleStackSize = 256 * 1024;
+constexpr size_t kIdleStackSize = size_t{256} * 1024;
 
 uint64_t next_random(uint64_t& state) {
   state ^= state << 13;

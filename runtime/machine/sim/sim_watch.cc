@@ -1,11 +1,11 @@
 #include "machine/sim/sim_watch.h"
 
 #include <pthread.h>
-#include <signal.h>
-#include <time.h>
 
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
+#include <ctime>
 #include <mutex>
 #include <thread>
 #include <utility>
