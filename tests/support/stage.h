@@ -106,7 +106,7 @@ class Stage {
     return head + what(r);
   }
   std::string what(const TraceRecord& r) const {
-    const std::string event(trace_event_name(r.event));
+    std::string event(trace_event_name(r.event));
     switch (r.event) {
       case TraceEvent::kSwitch:
         return event + " " + world_.name_of(r.arg1) + " -> " + world_.name_of(r.arg2) + ", " +
