@@ -226,6 +226,17 @@ TEST_P(ModePoints, CondReschedSchedulesOnlyWhereKernelCodeIsNotPreemptible) {
   EXPECT_EQ(w.ran()[0], lazy_mode() ? 2ms : 1ms);
 }
 
+TEST_P(ModePoints, CondReschedIsNoPointWhereKernelCodeIsPreemptible) {
+  auto a = world.spawn(world.kernel("A"), [&] {
+    preempt_disable();
+    f.wake();
+    preempt_enable_no_resched();  // so that the request is still there
+    EXPECT_EQ(cond_resched(), !preemptible());
+    EXPECT_EQ(f.ran().size(), preemptible() ? 0u : 1u);
+  });
+  a.join();
+}
+
 // In user mode each safe point is a return to user mode, and this is one.
 TEST_P(ModePoints, CondReschedOfAUserModeFiberSaysThatItSwitched) {
   auto a = world.spawn(user("A"), [&] {

@@ -346,9 +346,14 @@ void wake_ksoftirqd(Cpu& cpu) {
 }  // namespace
 
 bool cond_resched() {
-  if (current_fiber() == nullptr || preempt_count() != 0) return false;
-  // Takes interrupts: a safe point, at which a user-mode fiber may be switched already.
-  const bool switched = cpu_has_work(*this_cpu()) && preempt_enable_slow();
+  const Fiber* self = current_fiber();
+  if (self == nullptr || preempt_count() != 0) return false;
+  // Takes interrupts: a safe point, at which a user-mode fiber may be switched already. Kernel code
+  // is not asked about a request that no interrupt of now has made: that is the rule's below.
+  const Cpu& cpu = *this_cpu();
+  const bool asked =
+      cpu_has_work(cpu) && (!self->kernel_mode || cpu.pending.load(std::memory_order_relaxed) != 0);
+  const bool switched = asked && preempt_enable_slow();
   return preempt_at(Moment::kCondResched) || switched;
 }
 
