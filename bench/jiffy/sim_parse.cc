@@ -91,7 +91,8 @@ class Place {
     if (!json_.is_object()) not_a("object: write { ... }");
     std::string list;
     for (const char* key : allowed) list += (list.empty() ? "" : ", ") + std::string(key);
-    for (const auto& [key, value] : json_.items()) {
+    for (const auto& item : json_.items()) {
+      const std::string& key = item.key();
       if (std::none_of(allowed.begin(), allowed.end(), [&](const char* a) { return key == a; })) {
         wrong("unknown key \"" + key + "\"; known here: " + list);
       }

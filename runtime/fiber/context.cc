@@ -140,6 +140,12 @@ void context_destroy(Context& context) {
   context.sanitizer = nullptr;
 }
 
+void forget_stacks([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
+#ifdef JIFFY_ASAN
+  __asan_unpoison_memory_region(memory, bytes);
+#endif
+}
+
 JIFFY_NO_TSAN Context* context_switch(Context& from, Context& to, EhGlobals* eh, bool from_dies) {
   from.eh = *eh;
   *eh = to.eh;

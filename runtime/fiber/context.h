@@ -47,6 +47,10 @@ void context_init_thread(Context& context);
 // Frees what the sanitizers keep for a context that will not run again.
 void context_destroy(Context& context);
 
+// Before stacks are unmapped: what ended deep in calls left marks that the sanitizer would hold
+// against whoever gets these addresses next.
+void forget_stacks(void* memory, size_t bytes);
+
 // Saves the running context into `from` and resumes `to`. `eh` is thread_eh_globals() of this
 // thread. `from_dies` says that `from` will never be resumed. Returns when somebody switches back,
 // perhaps on another thread, with the context that did so; from->fctx of that one is stored.

@@ -72,6 +72,7 @@ StackPool::~StackPool() {
     }
     // Sanitizers remember poison by address: the next mapping here must start clean.
     ASAN_UNPOISON_MEMORY_REGION(slab->base, slab->unit_size * slab->count);
+    forget_stacks(slab->base, slab->unit_size * slab->count);
     munmap(slab->base, slab->unit_size * slab->count);
     delete slab;
   }

@@ -98,6 +98,7 @@ void SimMachine::stop() {
   });
   for (auto& cpu : cpus_) {
     context_destroy(cpu->cpu->idle.context);
+    forget_stacks(cpu->stack, kIdleStackSize);
     munmap(cpu->stack, kIdleStackSize);
   }
   cpus_.clear();
