@@ -1,4 +1,4 @@
-// The only file that sees the JSON library.
+// Results as JSON. Only this file and sim_parse.cc see the JSON library.
 #include "json_report.h"
 
 #include <cmath>

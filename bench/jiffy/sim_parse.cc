@@ -1,12 +1,14 @@
 // A scenario's file. Whatever is wrong in it is an error that names the place.
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <set>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "sim_scenario.h"
 #include "text_table.h"
@@ -19,6 +21,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kLongestNs = 3'600'000'000'000;  // an hour
 constexpr size_t kMostFibers = 1000;
+constexpr uint64_t kMostTimelessRounds = 10'000;
 
 // The names of a choice, in the order that an error lists them.
 template <class Value>
@@ -41,7 +44,8 @@ constexpr Named<ScenarioStep::Kind> kSteps[] = {
 constexpr Named<std::chrono::nanoseconds SimOptions::*> kCosts[] = {
     {"wakeup", &SimOptions::wakeup_cost},
     {"switch", &SimOptions::switch_cost},
-    {"interrupt", &SimOptions::interrupt_cost}};
+    {"interrupt", &SimOptions::interrupt_cost},
+    {"offload", &SimOptions::offload_cost}};
 constexpr Named<SimDelay SimOptions::*> kDelays[] = {{"ipi", &SimOptions::ipi_latency},
                                                      {"idle_exit", &SimOptions::wake_latency}};
 constexpr Named<double> kUnits[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
@@ -98,10 +102,12 @@ class Place {
       }
     }
   }
-  std::string first_key() const {
-    if (!json_.is_object() || json_.size() != 1)
-      not_a("step: write {\"run\": \"1ms\"} or the like");
-    return json_.begin().key();
+  // In the file's order.
+  std::vector<std::string> keys() const {
+    if (!json_.is_object()) return {};
+    std::vector<std::string> all;
+    for (const auto& [key, value] : json_.items()) all.push_back(key);
+    return all;
   }
 
   std::string text() const {
@@ -128,11 +134,14 @@ class Place {
   }
 
   int64_t duration() const {
-    char* unit = nullptr;
     const std::string written = json_.is_string() ? text() : "";
-    const double number = std::strtod(written.c_str(), &unit);
-    const double* scale = unit == written.c_str() ? nullptr : find_named(kUnits, unit);
-    if (scale == nullptr || !(number >= 0)) {
+    // Decimal figures only: strtod() would also read a sign, 0x10, inf and spaces.
+    const size_t figures = std::min(written.find_first_not_of("0123456789."), written.size());
+    char* end = nullptr;
+    const double number = std::strtod(written.substr(0, figures).c_str(), &end);
+    const bool is_number = figures > 0 && *end == '\0' && written[0] != '.';
+    const double* scale = is_number ? find_named(kUnits, written.substr(figures)) : nullptr;
+    if (scale == nullptr) {
       wrong(json_.dump() + " is no duration (write \"250us\", \"1.5ms\" or \"2s\")");
     }
     const double ns = number * *scale;
@@ -163,6 +172,9 @@ class Parser {
     for (const char* key : {"question", "for", "fibers"}) {
       if (!root_.has(key)) fail("", std::string("the key \"") + key + "\" is missing");
     }
+    if (root_.keys().front() != "question") {
+      fail("", "the key \"question\" comes first: it says what the rest is for");
+    }
     s_.question = root_["question"].text();
     if (root_.has("cpus")) s_.cpus = static_cast<int>(root_["cpus"].integer(1, 1024));
     if (root_.has("hz")) parse_hz(root_["hz"]);
@@ -185,7 +197,7 @@ class Parser {
   }
 
   void parse_costs(const Place& costs) {
-    costs.expect_keys({"wakeup", "switch", "interrupt", "ipi", "idle_exit"});
+    costs.expect_keys({"wakeup", "switch", "interrupt", "offload", "ipi", "idle_exit"});
     for (const auto& [name, member] : kCosts) {
       if (costs.has(name)) s_.sim.*member = std::chrono::nanoseconds(costs[name].duration());
     }
@@ -204,6 +216,8 @@ class Parser {
       fibers.wrong(format("%zu fibers; 1 to %zu are possible", all.size(), kMostFibers));
     }
     for (const Place& fiber : all) {
+      fiber.expect_keys({"name", "kernel", "policy", "priority", "nice", "slice", "cpus", "starts",
+                         "repeat", "do"});
       if (!fiber.has("name")) fiber.wrong("the key \"name\" is missing");
       const std::string name = fiber["name"].text();
       if (name.empty() || name.size() > 23) fiber["name"].wrong("a name has 1 to 23 bytes");
@@ -227,28 +241,41 @@ class Parser {
   }
 
   void parse_fiber(const Place& place, ScenarioFiber* fiber) {
-    place.expect_keys({"name", "kernel", "policy", "priority", "nice", "slice", "cpus", "starts",
-                       "repeat", "do"});
     SpawnOptions& o = fiber->options;
     if (place.has("kernel")) o.kernel_mode = place["kernel"].boolean();
-    if (place.has("policy")) o.policy = place["policy"].one_of(kPolicies);
-    if (place.has("priority")) o.priority = static_cast<int>(place["priority"].integer(1, 99));
-    if (place.has("nice")) o.nice = static_cast<int>(place["nice"].integer(-20, 19));
-    if (place.has("slice")) {
-      o.slice = std::chrono::nanoseconds(place["slice"].duration());
-      if (o.slice < std::chrono::microseconds(100) || o.slice > std::chrono::milliseconds(100)) {
-        place["slice"].wrong("a slice is 0.1 to 100 ms long");
-      }
-    }
+    parse_policy(place, &o);
     o.migratable = true;
     if (place.has("cpus")) parse_affinity(place["cpus"], &o);
     if (place.has("starts")) fiber->starts = place["starts"].duration();
+    if (fiber->starts >= s_.duration) place["starts"].wrong("the simulation is over by then");
     if (place.has("repeat")) {
       fiber->repeat = static_cast<uint64_t>(place["repeat"].integer(1, INT64_MAX));
     }
     if (!place.has("do")) place.wrong("the key \"do\" is missing");
     for (const Place& step : place["do"].elements()) fiber->steps.push_back(parse_step(step));
+    if (fiber->steps.empty()) place["do"].wrong("it has no steps");
     check_that_time_passes(place, *fiber);
+  }
+
+  // What a policy would ignore is refused: the timeline would not show what the file seems to say.
+  static void parse_policy(const Place& place, SpawnOptions* o) {
+    if (place.has("policy")) o->policy = place["policy"].one_of(kPolicies);
+    const bool fifo = o->policy == Policy::kFifo;
+    if (place.has("priority")) {
+      if (!fifo) place["priority"].wrong("only policy fifo has one; see nice");
+      o->priority = static_cast<int>(place["priority"].integer(1, 99));
+    }
+    if (place.has("nice")) {
+      if (fifo || o->policy == Policy::kIdle) place["nice"].wrong("only fair and batch have it");
+      o->nice = static_cast<int>(place["nice"].integer(-20, 19));
+    }
+    if (place.has("slice")) {
+      if (fifo) place["slice"].wrong("policy fifo has none");
+      o->slice = std::chrono::nanoseconds(place["slice"].duration());
+      if (o->slice < std::chrono::microseconds(100) || o->slice > std::chrono::milliseconds(100)) {
+        place["slice"].wrong("a slice is 0.1 to 100 ms long");
+      }
+    }
   }
 
   void parse_affinity(const Place& cpus, SpawnOptions* o) const {
@@ -263,7 +290,9 @@ class Parser {
   }
 
   ScenarioStep parse_step(const Place& place) const {
-    const std::string key = place.first_key();
+    const std::vector<std::string> keys = place.keys();
+    if (keys.size() != 1) place.not_a("step: write {\"run\": \"1ms\"} or the like");
+    const std::string key = keys.front();
     const ScenarioStep::Kind* kind = find_named(kSteps, key);
     if (kind == nullptr) place.wrong("unknown step \"" + key + "\"; known: " + list_of(kSteps));
     ScenarioStep step;
@@ -284,7 +313,7 @@ class Parser {
     for (const ScenarioStep& step : fiber.steps) {
       if (step.kind == ScenarioStep::kWait || step.time.least > 0) return;
     }
-    if (fiber.repeat == 0 || fiber.repeat > 1'000'000) {
+    if (fiber.repeat == 0 || fiber.repeat > kMostTimelessRounds) {
       place["do"].wrong(
           "no time passes in it, so it would go on for ever at one instant: add run, "
           "sleep or wait");
@@ -308,6 +337,31 @@ class Parser {
   Scenario& s_;
 };
 
+// 0, or why it cannot be read: a directory is opened and then not read.
+int read_file(const std::string& name, std::string* text) {
+  std::FILE* file = std::fopen(name.c_str(), "re");
+  if (file == nullptr) return errno;
+  char buffer[4096];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, file)) > 0;) text->append(buffer, n);
+  const int error = std::ferror(file) != 0 ? errno : 0;
+  std::fclose(file);
+  return error;
+}
+
+// The library keeps one of two equal keys and says nothing. A key that it passed on is the second
+// of its object if it is in the innermost set already.
+Json parse_json(const std::string& text) {
+  std::vector<std::set<std::string>> keys;
+  return Json::parse(text, [&keys](int, Json::parse_event_t event, Json& value) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
+      fail("", "the key " + value.dump() + " stands twice in one object");
+    }
+    return true;
+  });
+}
+
 // "parse error at line 3, column 7: ..." from the library's longer text.
 std::string syntax_error(const std::string& what) {
   const size_t at = what.find("parse error at ");
@@ -317,12 +371,12 @@ std::string syntax_error(const std::string& what) {
 }  // namespace
 
 Status read_scenario(const std::string& file, Scenario* scenario) {
-  std::ifstream stream(file);
-  if (!stream) return Status::error("cannot read " + file + ": " + std::strerror(errno));
-  std::ostringstream text;
-  text << stream.rdbuf();
+  std::string text;
+  if (const int error = read_file(file, &text); error != 0) {
+    return Status::error("cannot read " + file + ": " + std::strerror(error));
+  }
   try {
-    const Json json = Json::parse(text.str());
+    const Json json = parse_json(text);
     Parser(json, scenario).parse();
   } catch (const Json::parse_error& error) {
     return Status::error(file + ": " + syntax_error(error.what()));
