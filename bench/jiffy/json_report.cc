@@ -250,7 +250,9 @@ std::string sim_json(const SimReport& report) {
   json["options"] = {{"cpus", s.cpus},     {"tick_hz", s.hz},
                      {"hrtick", s.hrtick}, {"preemption", preemption_name(s.preemption)},
                      {"seed", s.sim.seed}, {"duration_ns", s.duration}};
-  json["truncated"] = report.truncated;
+  json["interrupted"] = report.interrupted;
+  json["truncated"] = report.complete_from > 0;
+  json["complete_from_ns"] = report.complete_from;
   json["fibers"] = Json::array();
   for (const FiberTimeline& line : report.timelines) {
     Json turns = Json::array();
@@ -261,12 +263,13 @@ std::string sim_json(const SimReport& report) {
     json["fibers"].push_back(
         {{"name", line.name},
          {"ran_ns", line.ran},
-         {"share_percent", 100 * double(line.ran) / double(s.duration)},
+         {"share_percent", share_percent(report, line)},
          {"waited_mean_ns", line.waits == 0 ? 0 : double(line.waited) / line.waits},
          {"longest_wait_ns", line.longest_wait},
          {"turns", line.turns},
          {"preempted", line.preempted},
          {"blocked", line.blocked},
+         {"noop_wakeups", line.noop_wakeups},
          {"runs", turns}});
   }
   json["counts"] = counts_json(report.counts);

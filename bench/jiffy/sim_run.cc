@@ -1,21 +1,32 @@
 #include <jiffy/fiber.h>
 #include <jiffy/runtime.h>
+#include <jiffy/time.h>
 #include <jiffy/wait_queue.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <memory>
 #include <utility>
 
 #include "exit_codes.h"
+#include "interrupted.h"
 #include "json_report.h"
 #include "sim_scenario.h"
+#include "text_table.h"
 
 namespace jiffy {
 
 namespace {
 
-// Enough for a lecture: some seconds of a few fibers.
-constexpr size_t kTraceRecords = size_t{1} << 16;
+// Of all Cpus together, 32 bytes each: enough for a lecture, some seconds of a few fibers.
+constexpr size_t kTraceRecords = size_t{1} << 19;
+constexpr size_t kLeastTraceRecords = size_t{1} << 12;  // of one Cpu
+
+// Beyond these a file is a mistake. The machine itself ends a livelock by aborting, after more
+// switches than this; and one fiber that wakes itself switches never.
+constexpr uint64_t kMostSteps = 10'000'000;
+constexpr uint64_t kMostStepsAtOnce = 100'000;
 
 class Run {
  public:
@@ -31,14 +42,18 @@ class Run {
     auto clock = start_clock();
     const CounterSnapshot before = rt_.counters();
     handles_.resize(scenario_.fibers.size());
+    ids_.resize(scenario_.fibers.size());
     for (size_t i = 0; i < scenario_.fibers.size(); ++i) start(i);
     for (const ScenarioDevice& device : scenario_.devices) arm(device, device.first);
     (void)clock.wait(TimePoint(std::chrono::nanoseconds(scenario_.duration)));
-    report_.records = rt_.trace();
+    // The notes first: of one instant, a fiber's wake comes before the wait that ends its turn.
+    const std::vector<TraceRecord> rings[] = {std::move(notes_), rt_.trace()};
+    report_.complete_from = complete_from(rings[1]);
+    report_.records = merge_traces(rings);
     report_.counts = rt_.counters() - before;
-    report_.truncated = ring_was_full();
+    report_.interrupted = interrupted();
     end(clock);
-    return Status();
+    return std::move(status_);
   }
 
  private:
@@ -54,7 +69,7 @@ class Run {
     o.hz = scenario_.hz;
     o.hrtick = scenario_.hrtick;
     o.preemption = scenario_.preemption;
-    o.trace_records = kTraceRecords;
+    o.trace_records = trace_records();
     o.soft_lockup = std::chrono::nanoseconds(0);
     SimOptions sim = scenario_.sim;
     sim.cpus = scenario_.cpus;
@@ -75,6 +90,7 @@ class Run {
     const ScenarioFiber& fiber = scenario_.fibers[i];
     const auto spawn_it = [this, i] {
       handles_[i] = rt_.spawn([this, i] { body(i); }, scenario_.fibers[i].options);
+      if (!handles_[i].valid()) stop(Status::error(handles_[i].error()));
     };
     if (fiber.starts == 0) return spawn_it();
     at(*rt_.options().machine, std::chrono::nanoseconds(fiber.starts), spawn_it);
@@ -82,10 +98,11 @@ class Run {
 
   void body(size_t i) {
     const ScenarioFiber& fiber = scenario_.fibers[i];
-    report_.names[this_fiber::id()] = fiber.options.name;
+    ids_[i] = this_fiber::id();
+    report_.names[ids_[i]] = fiber.options.name;
     for (uint64_t round = 0; !ending_ && (fiber.repeat == 0 || round < fiber.repeat); ++round) {
       for (const ScenarioStep& step : fiber.steps) {
-        if (ending_) return;
+        if (!may_go_on(fiber.options.name)) return;
         take(step, doorbells_[i]);
       }
     }
@@ -108,17 +125,63 @@ class Run {
     }
   }
 
+  // False at the end: of the simulation, of the person's patience, or of what can be simulated.
+  bool may_go_on(const std::string& who) {
+    if (!ending_ && interrupted()) {
+      report_.scenario.duration = std::max<int64_t>(now_ns(), 1);
+      stop(Status());
+    }
+    if (ending_) return false;
+    if (now_ns() != last_step_at_) steps_at_once_ = 0;
+    last_step_at_ = now_ns();
+    const double ms = static_cast<double>(last_step_at_) / 1e6;
+    if (++steps_at_once_ > kMostStepsAtOnce) {
+      refuse(format("at %.3f ms %s is at its %lluth step without time passing: add run or sleep",
+                    ms, who.c_str(), static_cast<unsigned long long>(steps_at_once_)));
+    } else if (++steps_ > kMostSteps) {
+      refuse(
+          format("more than %llu steps in the first %.3f ms: let steps take longer, or simulate "
+                 "less (\"for\")",
+                 static_cast<unsigned long long>(kMostSteps), ms));
+    }
+    return !ending_;
+  }
+  void refuse(const std::string& why) {
+    report_.refused = true;
+    stop(Status::error(report_.options.file + ": " + why));
+  }
+  void stop(Status status) {
+    if (ending_) return;
+    ending_ = true;
+    status_ = std::move(status);
+    (void)never_.queue.wake(WaitQueue::kAll);
+  }
+
+  static int64_t now_ns() { return now().time_since_epoch().count(); }
+
   void ring(size_t i) {
     Doorbell& bell = doorbells_[i];
-    bell.queue.with_lock([&bell] {
-      bell.rung = true;
-      (void)bell.queue.wake_locked(WaitQueue::kAll);
+    const bool noop = bell.queue.with_lock([&bell] {
+      const bool was_rung = std::exchange(bell.rung, true);
+      return bell.queue.wake_locked(WaitQueue::kAll) == 0 && !was_rung;
     });
+    if (noop && ids_[i] != 0) note_noop(ids_[i]);
+  }
+
+  // Nobody had to be woken, so the runtime has no record of it: but that is what the comparison of
+  // modes is about.
+  void note_noop(uint64_t id) {
+    const int cpu = this_fiber::cpu();
+    notes_.push_back({.time_ns = static_cast<uint64_t>(now_ns()),
+                      .event = TraceEvent::kUser,
+                      .cpu = cpu < 0 ? kForeignCpu : static_cast<uint16_t>(cpu),
+                      .arg1 = id,
+                      .arg2 = this_fiber::id()});
   }
 
   void arm(const ScenarioDevice& device, int64_t when) {
     at(*rt_.options().machine, std::chrono::nanoseconds(when), [this, &device, when] {
-      if (ending_) return;
+      if (!may_go_on("a device")) return;
       ring(static_cast<size_t>(device.wakes));
       arm(device, when + choose(device.every).count());
     });
@@ -133,12 +196,19 @@ class Run {
     return clock;
   }
 
-  bool ring_was_full() const {
-    std::map<uint16_t, size_t> count;
-    for (const TraceRecord& r : report_.records) {
-      if (++count[r.cpu] + 1 >= kTraceRecords) return true;
+  size_t trace_records() const {
+    const size_t each = kTraceRecords / static_cast<size_t>(scenario_.cpus);
+    return std::bit_floor(std::max(each, kLeastTraceRecords));
+  }
+  // Where a ring was full, others may go back further.
+  int64_t complete_from(const std::vector<TraceRecord>& records) const {
+    std::map<uint16_t, std::pair<size_t, uint64_t>> rings;  // number, and time of the first
+    uint64_t from = 0;
+    for (const TraceRecord& r : records) {
+      auto& [count, first] = rings.try_emplace(r.cpu, 0, r.time_ns).first->second;
+      if (++count + 1 >= trace_records()) from = std::max(from, first);
     }
-    return false;
+    return static_cast<int64_t>(from);
   }
 
   void end(JoinHandle<void>& clock) {
@@ -156,6 +226,11 @@ class Run {
   const Scenario& scenario_;
   uint64_t random_;
   bool ending_ = false;
+  Status status_;
+  uint64_t steps_ = 0, steps_at_once_ = 0;
+  int64_t last_step_at_ = 0;        // ns
+  std::vector<TraceRecord> notes_;  // see note_noop()
+  std::vector<uint64_t> ids_;       // of the fibers that have begun
   Runtime rt_;
   std::vector<Doorbell> doorbells_;
   Doorbell never_;
@@ -189,7 +264,7 @@ int run_sim(const SimOptionsOfProgram& options) {
   if (options.mode_given) report.scenario.preemption = options.mode;
   if (Status status = run_scenario(&report); !status.ok()) {
     std::fprintf(stderr, "jiffy sim: %s\n", status.message().c_str());
-    return kExitFailed;
+    return report.refused ? kExitUsage : kExitFailed;
   }
   const std::string out = options.json ? sim_json(report) : sim_text(report);
   std::fputs(out.c_str(), stdout);

@@ -70,6 +70,7 @@ struct FiberTimeline {
   int64_t ran = 0, waited = 0, longest_wait = 0;  // ns
   int turns = 0, waits = 0;                       // how often it came to run, and waited for it
   int preempted = 0, blocked = 0;
+  int noop_wakeups = 0;  // that found it awake, and were kept for its next wait
 };
 
 struct SimOptionsOfProgram {
@@ -91,13 +92,17 @@ struct SimReport {
   std::map<uint64_t, std::string> names;  // of the scenario's fibers, by id
   CounterSnapshot counts;
   std::vector<FiberTimeline> timelines;
-  bool truncated = false;  // the trace ring was too small: the beginning is lost
+  int64_t complete_from = 0;  // ns; later than 0 if the trace was too small for the beginning
+  bool interrupted = false;
+  bool refused = false;  // the file asks for what cannot be simulated
 };
 
 // sim_run.cc
 Status run_scenario(SimReport* report);
 // sim_timeline.cc
 std::vector<FiberTimeline> timelines_of(const SimReport& report);
+// Of one Cpu, over the time that the trace is complete for.
+double share_percent(const SimReport& report, const FiberTimeline& line);
 std::string sim_text(const SimReport& report);
 
 // Exit code 2 for a file that says something wrong.

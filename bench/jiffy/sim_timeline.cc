@@ -1,5 +1,6 @@
 // What a scenario's trace says: who ran, waited and slept when, as a chart, a list and a table.
 #include <algorithm>
+#include <cmath>
 
 #include "sim_scenario.h"
 #include "text_table.h"
@@ -27,10 +28,12 @@ class Timelines {
     for (const TraceRecord& r : report_.records) {
       const auto now = static_cast<int64_t>(r.time_ns);
       begin_due(now);
+      if (now < report_.complete_from) continue;
       if (r.event == TraceEvent::kSwitch) on_switch(r, now);
       if (r.event == TraceEvent::kWakeupReal || r.event == TraceEvent::kWakeupRemote) {
         on_wakeup(r, now);
       }
+      if (size_t i; r.event == TraceEvent::kUser && find(r.arg1, &i)) ++lines_[i].noop_wakeups;
     }
     begin_due(report_.scenario.duration);
     for (size_t i = 0; i < lines_.size(); ++i) close(i, report_.scenario.duration);
@@ -80,7 +83,9 @@ class Timelines {
 
   void close(size_t i, int64_t now) {
     Stretch stretch = open_[i];
+    stretch.from = std::max(stretch.from, report_.complete_from);
     stretch.to = now;
+    if (stretch.to < stretch.from) return;
     FiberTimeline& line = lines_[i];
     const int64_t length = stretch.to - stretch.from;
     if (stretch.state == Stretch::kRunning) {
@@ -120,12 +125,40 @@ char sign_of(const FiberTimeline& line, int64_t from, int64_t to, int cpus) {
   return in[Stretch::kWaiting] > in[Stretch::kAsleep] ? '.' : ' ';
 }
 
+struct Axis {
+  std::string labels, marks;
+};
+
+// Some round times, each above a mark at its column.
+Axis axis_of(int64_t duration) {
+  constexpr int kMostLabels = 10;
+  constexpr double kRound[] = {1, 2, 5, 10};
+  const double total = static_cast<double>(duration) / 1e6;
+  const double power = std::pow(10, std::floor(std::log10(total / kMostLabels)));
+  double step = 0;
+  for (const double round : kRound) {
+    step = round * power;
+    if (step * kMostLabels >= total) break;
+  }
+  Axis axis{"", std::string(kColumns, '-')};
+  for (int i = 0; i * step < total; ++i) {
+    const auto column = static_cast<size_t>(std::lround(i * step / total * kColumns));
+    if (column >= kColumns) break;
+    axis.labels.resize(std::max(axis.labels.size(), column), ' ');
+    axis.labels += format("%.10g", i * step);
+    axis.marks[column] = '|';
+  }
+  axis.labels += " ms";
+  return axis;
+}
+
 std::string chart_text(const SimReport& report) {
   size_t width = 4;
   for (const FiberTimeline& line : report.timelines) width = std::max(width, line.name.size());
   const int64_t duration = report.scenario.duration;
-  std::string out = format("%*s 0%*s ms\n", static_cast<int>(width), "", kColumns - 1,
-                           format("%g", static_cast<double>(duration) / 1e6).c_str());
+  const std::string margin(width, ' ');
+  const Axis axis = axis_of(duration);
+  std::string out = margin + " " + axis.labels + "\n" + margin + " " + axis.marks + "\n";
   for (const FiberTimeline& line : report.timelines) {
     out += format("%*s|", static_cast<int>(width), line.name.c_str());
     for (int column = 0; column < kColumns; ++column) {
@@ -184,6 +217,9 @@ class EventList {
         return !known(r.arg1)
                    ? ""
                    : format("hard request to Cpu %u, which runs %s", r.arg0, name(r.arg1));
+      case TraceEvent::kUser:
+        return format("%s need not be woken by %s: it is awake", name(r.arg1),
+                      r.arg2 == 0 ? "the device" : name(r.arg2));
       case TraceEvent::kPromotion:
         return "the tick makes the lazy request hard";
       case TraceEvent::kTick:
@@ -199,29 +235,33 @@ class EventList {
 
   bool known(uint64_t id) const { return report_.names.count(id) == 1; }
   const char* name(uint64_t id) const {
+    if (id == 0) return "idle";
     const auto it = report_.names.find(id);
-    return it == report_.names.end() ? "idle" : it->second.c_str();
+    return it == report_.names.end() ? "the runtime" : it->second.c_str();
   }
 
   const SimReport& report_;
 };
 
 std::string summary_text(const SimReport& report) {
-  TextTable table(
-      {"fiber", "ran, ms", "share", "turns", "waited, mean", "longest", "preempted", "blocked"});
+  TextTable table({"fiber", "ran, ms", "share", "turns", "waited, mean", "longest", "preempted",
+                   "blocked", "no-op wakeups"});
   for (const FiberTimeline& line : report.timelines) {
     const double mean = line.waits == 0 ? 0 : static_cast<double>(line.waited) / line.waits;
-    table.add({line.name, ms(line.ran),
-               format("%.1f %%", 100 * static_cast<double>(line.ran) /
-                                     static_cast<double>(report.scenario.duration)),
+    table.add({line.name, ms(line.ran), format("%.1f %%", share_percent(report, line)),
                format("%d", line.turns), format_ns(mean),
                format_ns(static_cast<double>(line.longest_wait)), format("%d", line.preempted),
-               format("%d", line.blocked)});
+               format("%d", line.blocked), format("%d", line.noop_wakeups)});
   }
   return table.to_string();
 }
 
 }  // namespace
+
+double share_percent(const SimReport& report, const FiberTimeline& line) {
+  const int64_t counted = report.scenario.duration - report.complete_from;
+  return counted > 0 ? 100 * static_cast<double>(line.ran) / static_cast<double>(counted) : 0;
+}
 
 std::vector<FiberTimeline> timelines_of(const SimReport& report) {
   return Timelines(report).build();
@@ -230,14 +270,16 @@ std::vector<FiberTimeline> timelines_of(const SimReport& report) {
 std::string sim_text(const SimReport& report) {
   const Scenario& s = report.scenario;
   std::string out = s.question + "\n\n";
-  out += format("%d Cpu%s, HZ %d%s, %s preemption, seed %llu, %g ms.\n\n", s.cpus,
+  out += format("%d Cpu%s, HZ %d%s, %s preemption, seed %llu, %.10g ms.\n\n", s.cpus,
                 s.cpus == 1 ? "" : "s", s.hz, s.hrtick ? " and HRTICK" : "",
                 preemption_name(s.preemption), static_cast<unsigned long long>(s.sim.seed),
                 static_cast<double>(s.duration) / 1e6);
-  if (report.truncated) {
-    out +=
-        "! The trace is full: its beginning is lost, and what follows counts the rest only. "
-        "Simulate less (\"for\").\n\n";
+  if (report.interrupted) out += "! Interrupted: only what was simulated so far.\n\n";
+  if (report.complete_from > 0) {
+    out += format(
+        "! The trace was too small: what was before %s ms is lost, and the rest alone is counted. "
+        "Simulate less (\"for\").\n\n",
+        ms(report.complete_from).c_str());
   }
   out += chart_text(report) + "\n";
   if (report.options.events > 0) out += EventList(report).text() + "\n";
