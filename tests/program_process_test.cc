@@ -37,7 +37,7 @@ class Program : public testing::Test {
 // --- The command line.
 
 TEST_F(Program, HelpHasExamplesAndExitCodes) {
-  for (const char* command : {"", "kworker ", "pingpong ", "doctor "}) {
+  for (const char* command : {"", "kworker ", "pingpong ", "hog ", "sim ", "doctor "}) {
     const Outcome help = run(std::string(command) + "--help");
     EXPECT_EQ(help.exit_code, 0);
     EXPECT_TRUE(contains(help.out, "Examples:\n  jiffy ")) << help.out;

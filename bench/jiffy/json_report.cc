@@ -51,6 +51,10 @@ Json latency_json(const LatencySummary& l) {
   return {{"mean", l.mean_ns}, {"p50", l.p50_ns}, {"p99", l.p99_ns}, {"max", l.max_ns}};
 }
 
+Json delay_json(const SimDelay& delay) {
+  return {{"least", delay.least.count()}, {"most", delay.most.count()}};
+}
+
 Json ratio_json(double value, double reference) {
   return reference > 0 ? Json(value / reference) : Json(nullptr);
 }
@@ -197,9 +201,6 @@ std::string kworker_json(const KworkerReport& report) {
 std::string kworker_sim_json(const KworkerSimReport& report) {
   const KworkerOptions& o = report.options;
   const SimOptions m = sim_machine_options(o.seed);
-  const auto delay = [](const SimDelay& d) {
-    return Json{{"least", d.least.count()}, {"most", d.most.count()}};
-  };
   Json json = head("jiffy.kworker_sim/1", o.command_line);
   json["options"] = {{"cpus", report.cpus},
                      {"seed", o.seed},
@@ -215,8 +216,8 @@ std::string kworker_sim_json(const KworkerSimReport& report) {
                       {"wakeup", m.wakeup_cost.count()},
                       {"switch", m.switch_cost.count()},
                       {"interrupt", m.interrupt_cost.count()},
-                      {"ipi", delay(m.ipi_latency)},
-                      {"idle_exit", delay(m.wake_latency)}};
+                      {"ipi", delay_json(m.ipi_latency)},
+                      {"idle_exit", delay_json(m.wake_latency)}};
   json["published_thread"] = published::kP1Thread;
   json["interrupted"] = report.interrupted;
   json["error"] = report.error.empty() ? Json(nullptr) : Json(report.error);
@@ -250,6 +251,10 @@ std::string sim_json(const SimReport& report) {
   json["options"] = {{"cpus", s.cpus},     {"tick_hz", s.hz},
                      {"hrtick", s.hrtick}, {"preemption", preemption_name(s.preemption)},
                      {"seed", s.sim.seed}, {"duration_ns", s.duration}};
+  json["costs_ns"] = {
+      {"wakeup", s.sim.wakeup_cost.count()},       {"switch", s.sim.switch_cost.count()},
+      {"interrupt", s.sim.interrupt_cost.count()}, {"offload", s.sim.offload_cost.count()},
+      {"ipi", delay_json(s.sim.ipi_latency)},      {"idle_exit", delay_json(s.sim.wake_latency)}};
   json["interrupted"] = report.interrupted;
   json["truncated"] = report.complete_from > 0;
   json["complete_from_ns"] = report.complete_from;

@@ -45,11 +45,15 @@ class Run {
     ids_.resize(scenario_.fibers.size());
     for (size_t i = 0; i < scenario_.fibers.size(); ++i) start(i);
     for (const ScenarioDevice& device : scenario_.devices) arm(device, device.first);
-    (void)clock.wait(TimePoint(std::chrono::nanoseconds(scenario_.duration)));
+    (void)clock.wait(TimePoint(on_the_machine(scenario_.duration)));
     // The notes first: of one instant, a fiber's wake comes before the wait that ends its turn.
     const std::vector<TraceRecord> rings[] = {std::move(notes_), rt_.trace()};
-    report_.complete_from = complete_from(rings[1]);
+    report_.complete_from = std::max<int64_t>(complete_from(rings[1]) - origin_, 0);
     report_.records = merge_traces(rings);
+    std::erase_if(report_.records, [this](const TraceRecord& r) {
+      return static_cast<int64_t>(r.time_ns) < origin_;
+    });
+    for (TraceRecord& r : report_.records) r.time_ns -= static_cast<uint64_t>(origin_);
     report_.counts = rt_.counters() - before;
     report_.interrupted = interrupted();
     end(clock);
@@ -92,8 +96,8 @@ class Run {
       handles_[i] = rt_.spawn([this, i] { body(i); }, scenario_.fibers[i].options);
       if (!handles_[i].valid()) stop(Status::error(handles_[i].error()));
     };
-    if (fiber.starts == 0) return spawn_it();
-    at(*rt_.options().machine, std::chrono::nanoseconds(fiber.starts), spawn_it);
+    if (fiber.starts == 0 && origin_ == 0) return spawn_it();
+    at(*rt_.options().machine, on_the_machine(fiber.starts), spawn_it);
   }
 
   void body(size_t i) {
@@ -136,8 +140,8 @@ class Run {
     last_step_at_ = now_ns();
     const double ms = static_cast<double>(last_step_at_) / 1e6;
     if (++steps_at_once_ > kMostStepsAtOnce) {
-      refuse(format("at %.3f ms %s is at its %lluth step without time passing: add run or sleep",
-                    ms, who.c_str(), static_cast<unsigned long long>(steps_at_once_)));
+      refuse(format("%llu steps at %.3f ms without time passing, the last by %s: add run or sleep",
+                    static_cast<unsigned long long>(kMostStepsAtOnce), ms, who.c_str()));
     } else if (++steps_ > kMostSteps) {
       refuse(
           format("more than %llu steps in the first %.3f ms: let steps take longer, or simulate "
@@ -157,7 +161,11 @@ class Run {
     (void)never_.queue.wake(WaitQueue::kAll);
   }
 
-  static int64_t now_ns() { return now().time_since_epoch().count(); }
+  // In the scenario's time.
+  int64_t now_ns() const { return now().time_since_epoch().count() - origin_; }
+  std::chrono::nanoseconds on_the_machine(int64_t scenario_ns) const {
+    return std::chrono::nanoseconds(origin_ + scenario_ns);
+  }
 
   void ring(size_t i) {
     Doorbell& bell = doorbells_[i];
@@ -172,7 +180,7 @@ class Run {
   // modes is about.
   void note_noop(uint64_t id) {
     const int cpu = this_fiber::cpu();
-    notes_.push_back({.time_ns = static_cast<uint64_t>(now_ns()),
+    notes_.push_back({.time_ns = static_cast<uint64_t>(origin_ + now_ns()),
                       .event = TraceEvent::kUser,
                       .cpu = cpu < 0 ? kForeignCpu : static_cast<uint16_t>(cpu),
                       .arg1 = id,
@@ -180,7 +188,7 @@ class Run {
   }
 
   void arm(const ScenarioDevice& device, int64_t when) {
-    at(*rt_.options().machine, std::chrono::nanoseconds(when), [this, &device, when] {
+    at(*rt_.options().machine, on_the_machine(when), [this, &device, when] {
       if (!may_go_on("a device")) return;
       ring(static_cast<size_t>(device.wakes));
       arm(device, when + choose(device.every).count());
@@ -192,7 +200,13 @@ class Run {
   JoinHandle<void> start_clock() {
     auto clock = rt_.spawn([this] { (void)never_.queue.wait([this] { return ending_; }); },
                            {.name = "clock", .cpu = 0});
-    rt_.run([] { yield(); }, {.name = "start", .cpu = 0});
+    const auto started = [] {
+      yield();
+      return now().time_since_epoch().count();
+    };
+    const int64_t start_took = rt_.run(started, {.name = "start", .cpu = 0});
+    const int64_t tick = 1'000'000'000 / scenario_.hz;
+    if (start_took > 0) origin_ = (start_took / tick + 2) * tick;
     return clock;
   }
 
@@ -225,6 +239,9 @@ class Run {
   SimReport& report_;
   const Scenario& scenario_;
   uint64_t random_;
+  // The scenario's zero on the machine's clock: after the runtime's own start, where costs make
+  // that take time, and at a tick's time.
+  int64_t origin_ = 0;
   bool ending_ = false;
   Status status_;
   uint64_t steps_ = 0, steps_at_once_ = 0;

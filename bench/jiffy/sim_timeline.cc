@@ -180,6 +180,7 @@ class EventList {
     std::string out;
     int lines = 0, left_out = 0;
     for (const TraceRecord& r : report_.records) {
+      if (r.event == TraceEvent::kSwitch) running_[r.cpu] = r.arg2;
       const std::string what = describe(r);
       if (what.empty()) continue;
       if (lines == report_.options.events) {
@@ -207,8 +208,9 @@ class EventList {
       case TraceEvent::kWakeupRemote:
         return known(r.arg1) ? format("%s is woken, on Cpu %u", name(r.arg1), r.arg0) : "";
       case TraceEvent::kWakeupNoop:
-        return known(r.arg1) ? format("the wakeup of %s is a no-op: it is awake", name(r.arg1))
-                             : "";
+        return known(r.arg1) && !by_itself(r)
+                   ? format("the wakeup of %s is a no-op: it is awake", name(r.arg1))
+                   : "";
       case TraceEvent::kLazyRequest:
         return !known(r.arg1)
                    ? ""
@@ -233,6 +235,12 @@ class EventList {
     }
   }
 
+  // A sleep whose time has come takes its announcement back in this way.
+  bool by_itself(const TraceRecord& r) const {
+    const auto running = running_.find(r.cpu);
+    return running != running_.end() && running->second == r.arg1;
+  }
+
   bool known(uint64_t id) const { return report_.names.count(id) == 1; }
   const char* name(uint64_t id) const {
     if (id == 0) return "idle";
@@ -241,6 +249,7 @@ class EventList {
   }
 
   const SimReport& report_;
+  std::map<uint16_t, uint64_t> running_;  // the fiber, by Cpu
 };
 
 std::string summary_text(const SimReport& report) {
