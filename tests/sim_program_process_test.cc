@@ -173,6 +173,17 @@ TEST_F(SimProgram, TheChartHasATimeAxis) {
   EXPECT_TRUE(contains(out, "        |---------|---------|---------|--")) << out;
 }
 
+TEST_F(SimProgram, AWakeOfAFiberThatIsAwakeIsKeptForItsNextWait) {
+  const std::string& file =
+      scenario(R"({"name": "A", "do": [{"run": "4ms"}, {"wait": true}]})",
+               R"(, "devices": [{"first": "1ms", "every": "9ms", "wakes": "A"}])");
+  const JsonValue result = JsonReader::parse(run("sim --json " + file).out);
+  EXPECT_EQ(number(result, "A", "ran_ns"), 8 * kMs);
+  EXPECT_EQ(number(result, "A", "noop_wakeups"), 1);
+  EXPECT_TRUE(contains(run("sim " + file).out,
+                       "1.000 ms  device  A need not be woken by the device: it is awake"));
+}
+
 TEST_F(SimProgram, CostsTakeTime) {
   const std::string fibers = R"({"name": "A", "do": [{"run": "1ms"}, {"sleep": "1ms"}]})";
   EXPECT_EQ(turns_us(JsonReader::parse(run("sim --json " + scenario(fibers)).out), "A"),

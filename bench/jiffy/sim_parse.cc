@@ -1,6 +1,7 @@
 // A scenario's file. Whatever is wrong in it is an error that names the place.
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -95,10 +96,9 @@ class Place {
     if (!json_.is_object()) not_a("object: write { ... }");
     std::string list;
     for (const char* key : allowed) list += (list.empty() ? "" : ", ") + std::string(key);
-    for (const auto& item : json_.items()) {
-      const std::string& key = item.key();
+    for (const std::string& key : keys()) {
       if (std::none_of(allowed.begin(), allowed.end(), [&](const char* a) { return key == a; })) {
-        wrong("unknown key \"" + key + "\"; known here: " + list);
+        wrong(format("unknown key \"%s\"; known here: %s", key.c_str(), list.c_str()));
       }
     }
   }
@@ -146,7 +146,7 @@ class Place {
     }
     const double ns = number * *scale;
     if (ns > static_cast<double>(kLongestNs)) wrong(written + " is more than an hour");
-    return static_cast<int64_t>(ns + 0.5);
+    return std::llround(ns);
   }
   TimeRange range() const {
     if (!json_.is_array()) return {duration(), duration()};
@@ -292,7 +292,7 @@ class Parser {
   ScenarioStep parse_step(const Place& place) const {
     const std::vector<std::string> keys = place.keys();
     if (keys.size() != 1) place.not_a("step: write {\"run\": \"1ms\"} or the like");
-    const std::string key = keys.front();
+    const std::string& key = keys.front();
     const ScenarioStep::Kind* kind = find_named(kSteps, key);
     if (kind == nullptr) place.wrong("unknown step \"" + key + "\"; known: " + list_of(kSteps));
     ScenarioStep step;

@@ -51,7 +51,8 @@ class Run {
     report_.complete_from = std::max<int64_t>(complete_from(rings[1]) - origin_, 0);
     report_.records = merge_traces(rings);
     std::erase_if(report_.records, [this](const TraceRecord& r) {
-      return static_cast<int64_t>(r.time_ns) < origin_;
+      const int64_t when = static_cast<int64_t>(r.time_ns) - origin_;
+      return when < 0 || when > scenario_.duration;
     });
     for (TraceRecord& r : report_.records) r.time_ns -= static_cast<uint64_t>(origin_);
     report_.counts = rt_.counters() - before;
@@ -106,7 +107,7 @@ class Run {
     report_.names[ids_[i]] = fiber.options.name;
     for (uint64_t round = 0; !ending_ && (fiber.repeat == 0 || round < fiber.repeat); ++round) {
       for (const ScenarioStep& step : fiber.steps) {
-        if (!may_go_on(fiber.options.name)) return;
+        if (!may_go_on(fiber.options.name, now_ns())) return;
         take(step, doorbells_[i]);
       }
     }
@@ -119,7 +120,7 @@ class Run {
       case ScenarioStep::kSleep:
         return (void)sleep_for(choose(step.time));
       case ScenarioStep::kWake:
-        return ring(static_cast<size_t>(step.target));
+        return ring(static_cast<size_t>(step.target), now_ns());
       case ScenarioStep::kWait:
         return (void)own.queue.wait([&] { return std::exchange(own.rung, false) || ending_; });
       case ScenarioStep::kYield:
@@ -130,15 +131,15 @@ class Run {
   }
 
   // False at the end: of the simulation, of the person's patience, or of what can be simulated.
-  bool may_go_on(const std::string& who) {
+  bool may_go_on(const std::string& who, int64_t time) {
     if (!ending_ && interrupted()) {
-      report_.scenario.duration = std::max<int64_t>(now_ns(), 1);
+      report_.scenario.duration = std::max<int64_t>(time, 1);
       stop(Status());
     }
     if (ending_) return false;
-    if (now_ns() != last_step_at_) steps_at_once_ = 0;
-    last_step_at_ = now_ns();
-    const double ms = static_cast<double>(last_step_at_) / 1e6;
+    if (time != last_step_at_) steps_at_once_ = 0;
+    last_step_at_ = time;
+    const double ms = static_cast<double>(time) / 1e6;
     if (++steps_at_once_ > kMostStepsAtOnce) {
       refuse(format("%llu steps at %.3f ms without time passing, the last by %s: add run or sleep",
                     static_cast<unsigned long long>(kMostStepsAtOnce), ms, who.c_str()));
@@ -161,26 +162,26 @@ class Run {
     (void)never_.queue.wake(WaitQueue::kAll);
   }
 
-  // In the scenario's time.
+  // In the scenario's time. By fibers only: a device has no Cpu, and now() there is the host's.
   int64_t now_ns() const { return now().time_since_epoch().count() - origin_; }
   std::chrono::nanoseconds on_the_machine(int64_t scenario_ns) const {
     return std::chrono::nanoseconds(origin_ + scenario_ns);
   }
 
-  void ring(size_t i) {
+  void ring(size_t i, int64_t time) {
     Doorbell& bell = doorbells_[i];
     const bool noop = bell.queue.with_lock([&bell] {
       const bool was_rung = std::exchange(bell.rung, true);
       return bell.queue.wake_locked(WaitQueue::kAll) == 0 && !was_rung;
     });
-    if (noop && ids_[i] != 0) note_noop(ids_[i]);
+    if (noop && ids_[i] != 0) note_noop(ids_[i], time);
   }
 
   // Nobody had to be woken, so the runtime has no record of it: but that is what the comparison of
   // modes is about.
-  void note_noop(uint64_t id) {
+  void note_noop(uint64_t id, int64_t time) {
     const int cpu = this_fiber::cpu();
-    notes_.push_back({.time_ns = static_cast<uint64_t>(origin_ + now_ns()),
+    notes_.push_back({.time_ns = static_cast<uint64_t>(origin_ + time),
                       .event = TraceEvent::kUser,
                       .cpu = cpu < 0 ? kForeignCpu : static_cast<uint16_t>(cpu),
                       .arg1 = id,
@@ -189,8 +190,8 @@ class Run {
 
   void arm(const ScenarioDevice& device, int64_t when) {
     at(*rt_.options().machine, on_the_machine(when), [this, &device, when] {
-      if (!may_go_on("a device")) return;
-      ring(static_cast<size_t>(device.wakes));
+      if (!may_go_on("a device", when)) return;
+      ring(static_cast<size_t>(device.wakes), when);
       arm(device, when + choose(device.every).count());
     });
   }
@@ -227,9 +228,9 @@ class Run {
 
   void end(JoinHandle<void>& clock) {
     ending_ = true;
-    never_.queue.wake(WaitQueue::kAll);
+    (void)never_.queue.wake(WaitQueue::kAll);
     clock.join();
-    for (size_t i = 0; i < doorbells_.size(); ++i) ring(i);
+    for (Doorbell& bell : doorbells_) (void)bell.queue.wake(WaitQueue::kAll);
     for (auto& handle : handles_) {
       if (handle.valid()) handle.join();
     }
