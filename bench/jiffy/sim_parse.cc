@@ -348,17 +348,22 @@ int read_file(const std::string& name, std::string* text) {
   return error;
 }
 
-// The library keeps one of two equal keys and says nothing. A key that it passed on is the second
-// of its object if it is in the innermost set already.
+// The library keeps one of two equal keys and says nothing.
 Json parse_json(const std::string& text) {
-  std::vector<std::set<std::string>> keys;
-  return Json::parse(text, [&keys](int, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
-      fail("", "the key " + value.dump() + " stands twice in one object");
-    }
-    return true;
+  struct Level {
+    std::set<std::string> keys;
+    std::string latest;
+  };
+  std::vector<Level> levels;  // of objects, outermost first
+  return Json::parse(text, [&levels](int, Json::parse_event_t event, Json& value) {
+    if (event == Json::parse_event_t::object_start) levels.emplace_back();
+    if (event == Json::parse_event_t::object_end) levels.pop_back();
+    if (event != Json::parse_event_t::key) return true;
+    levels.back().latest = value.get<std::string>();
+    if (levels.back().keys.insert(levels.back().latest).second) return true;
+    std::string place;
+    for (const Level& level : levels) place += (place.empty() ? "" : ".") + level.latest;
+    fail(place, "the key " + value.dump() + " stands twice in one object");
   });
 }
 
