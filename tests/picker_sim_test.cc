@@ -367,7 +367,7 @@ TEST(Picker, TheRunQueueDecidesByTheRules) {
     ties += workload.ties();
     decisions += workload.decisions();
   });
-  EXPECT_LT(ties, decisions / 50) << "ties are not compared";
+  EXPECT_LT(ties, decisions / 100) << "ties are not compared";
 }
 
 }  // namespace

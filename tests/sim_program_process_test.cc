@@ -197,9 +197,9 @@ TEST_F(SimProgram, CostsTakeTime) {
 }
 
 TEST_F(SimProgram, ATraceThatWasTooSmallSaysFromWhenOnItCounts) {
-  const std::string& file = write(R"({"question": "?", "for": "300s", "hz": 1000, "fibers": [
-      {"name": "A", "do": [{"run": "500us"}, {"yield": true}]},
-      {"name": "B", "do": [{"run": "500us"}, {"yield": true}]}]})");
+  const std::string& file = write(R"({"question": "?", "for": "20s", "hz": 1000, "cpus": 64, "fibers": [
+      {"name": "A", "cpus": [0], "do": [{"run": "500us"}, {"yield": true}]},
+      {"name": "B", "cpus": [0], "do": [{"run": "500us"}, {"yield": true}]}]})");
   const JsonValue result = JsonReader::parse(run("sim --json " + file).out);
   EXPECT_TRUE(result.at("truncated").boolean);
   EXPECT_GT(result.at("complete_from_ns").number, 0);

@@ -131,7 +131,7 @@ void add_hog(CLI::App* app, HogOptions* o) {
   footer(app, kHogExamples);
 }
 
-void add_sim(CLI::App* app, SimOptionsOfProgram* o) {
+void add_sim(CLI::App* app, ScenarioOptions* o) {
   app->add_option("file", o->file, "The scenario")->required()->type_name("FILE");
   app->add_option_function<uint64_t>(
       "--seed",
@@ -284,7 +284,7 @@ int run(int argc, char** argv) {
       "hog", "Fibers that compute without end beside one that sleeps, in each mode");
   add_hog(hog_app, &hog);
 
-  SimOptionsOfProgram sim;
+  ScenarioOptions sim;
   CLI::App* sim_app =
       app.add_subcommand("sim", "A scenario of a few fibers in virtual time, as a timeline");
   add_sim(sim_app, &sim);

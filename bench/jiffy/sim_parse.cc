@@ -1,9 +1,9 @@
 // A scenario's file. Whatever is wrong in it is an error that names the place.
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -135,11 +135,11 @@ class Place {
 
   int64_t duration() const {
     const std::string written = json_.is_string() ? text() : "";
-    // Decimal figures only: strtod() would also read a sign, 0x10, inf and spaces.
+    // Decimal figures only: from_chars() would also read a sign, inf and 1e3.
     const size_t figures = std::min(written.find_first_not_of("0123456789."), written.size());
-    char* end = nullptr;
-    const double number = std::strtod(written.substr(0, figures).c_str(), &end);
-    const bool is_number = figures > 0 && *end == '\0' && written[0] != '.';
+    double number = 0;
+    const auto [end, error] = std::from_chars(written.data(), written.data() + figures, number);
+    const bool is_number = error == std::errc() && end == written.data() + figures && written[0] != '.';
     const double* scale = is_number ? find_named(kUnits, written.substr(figures)) : nullptr;
     if (scale == nullptr) {
       wrong(json_.dump() + " is no duration (write \"250us\", \"1.5ms\" or \"2s\")");

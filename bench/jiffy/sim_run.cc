@@ -271,7 +271,7 @@ Status run_scenario(SimReport* report) {
   return Status();
 }
 
-int run_sim(const SimOptionsOfProgram& options) {
+int run_sim(const ScenarioOptions& options) {
   SimReport report;
   report.options = options;
   if (Status status = read_scenario(options.file, &report.scenario); !status.ok()) {

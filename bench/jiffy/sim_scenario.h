@@ -73,7 +73,7 @@ struct FiberTimeline {
   int noop_wakeups = 0;  // that found it awake, and were kept for its next wait
 };
 
-struct SimOptionsOfProgram {
+struct ScenarioOptions {
   std::string file;
   std::string trace_file;
   int events = 40;  // lines of the list
@@ -86,7 +86,7 @@ struct SimOptionsOfProgram {
 };
 
 struct SimReport {
-  SimOptionsOfProgram options;
+  ScenarioOptions options;
   Scenario scenario;
   std::vector<TraceRecord> records;
   std::map<uint64_t, std::string> names;  // of the scenario's fibers, by id
@@ -106,6 +106,6 @@ double share_percent(const SimReport& report, const FiberTimeline& line);
 std::string sim_text(const SimReport& report);
 
 // Exit code 2 for a file that says something wrong.
-int run_sim(const SimOptionsOfProgram& options);
+int run_sim(const ScenarioOptions& options);
 
 }  // namespace jiffy

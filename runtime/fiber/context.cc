@@ -98,14 +98,16 @@ void trampoline(bctx::transfer_t transfer);
 
 EhGlobals* thread_eh_globals() { return reinterpret_cast<EhGlobals*>(abi::__cxa_get_globals()); }
 
+void forget_stacks([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
+#ifdef JIFFY_ASAN
+  __asan_unpoison_memory_region(memory, bytes);
+#endif
+}
+
 void context_init(Context& context, void* stack_pointer, void (*entry)(Context* previous)) {
   const size_t room = static_cast<size_t>(static_cast<char*>(stack_pointer) -
                                           static_cast<char*>(context.stack_bottom));
-#ifdef JIFFY_ASAN
-  // What lived at these addresses before may have ended deep in calls that it never left: their
-  // redzones are still marked.
-  __asan_unpoison_memory_region(context.stack_bottom, room);
-#endif
+  forget_stacks(context.stack_bottom, room);
   context.entry = entry;
   context.fctx = bctx::make_fcontext(stack_pointer, room, trampoline);
   // Its frame begins with the two control words, taken from the caller; a fiber starts with the
@@ -138,12 +140,6 @@ void context_destroy(Context& context) {
   }
 #endif
   context.sanitizer = nullptr;
-}
-
-void forget_stacks([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
-#ifdef JIFFY_ASAN
-  __asan_unpoison_memory_region(memory, bytes);
-#endif
 }
 
 JIFFY_NO_TSAN Context* context_switch(Context& from, Context& to, EhGlobals* eh, bool from_dies) {

@@ -47,8 +47,8 @@ void context_init_thread(Context& context);
 // Frees what the sanitizers keep for a context that will not run again.
 void context_destroy(Context& context);
 
-// Before stacks are unmapped: what ended deep in calls left marks that the sanitizer would hold
-// against whoever gets these addresses next.
+// Before stacks are used anew or unmapped: what ended deep in calls that it never left had its
+// redzones marked, and the sanitizer would hold that against whoever lives there next.
 void forget_stacks(void* memory, size_t bytes);
 
 // Saves the running context into `from` and resumes `to`. `eh` is thread_eh_globals() of this

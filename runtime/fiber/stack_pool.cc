@@ -15,12 +15,6 @@
 #define MADV_GUARD_INSTALL 102
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#else
-#define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
-#endif
-
 namespace jiffy {
 
 namespace {
@@ -70,8 +64,6 @@ StackPool::~StackPool() {
       context_destroy(fiber->context);
       fiber->~Fiber();
     }
-    // Sanitizers remember poison by address: the next mapping here must start clean.
-    ASAN_UNPOISON_MEMORY_REGION(slab->base, slab->unit_size * slab->count);
     forget_stacks(slab->base, slab->unit_size * slab->count);
     munmap(slab->base, slab->unit_size * slab->count);
     delete slab;

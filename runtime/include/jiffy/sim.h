@@ -72,7 +72,8 @@ std::shared_ptr<Machine> make_sim_machine(const SimOptions& options = {});
 void consume(std::chrono::nanoseconds duration);
 
 // Sim only: calls `fn` at the virtual time `when`, in no Cpu's context: a device, a guest, a plain
-// thread of the simulated world. It may wake, signal and queue, but not block.
+// thread of the simulated world. It may wake, signal and queue, but not block; its time is `when`:
+// now() knows only the clocks of Cpus, and the host's.
 void at(Machine& machine, std::chrono::nanoseconds when, std::function<void()> fn);
 
 }  // namespace jiffy

@@ -14,8 +14,7 @@ struct Waiter {
   Waiter& operator=(const Waiter&) = delete;
 
   // Announces the sleep: under the lock of what is waited for, before it is released. Whoever then
-  // takes that lock finds a sleeper.
-  // `what`: of static lifetime, for dumps ("mutex").
+  // takes that lock finds a sleeper. `what` is waited for ("mutex"): of static lifetime, for dumps.
   void prepare(const char* what = "");
   // Sleeps until wake(), or at the latest until `deadline` (ns of the clock; INT64_MAX for none).
   // False if the deadline ended it.
